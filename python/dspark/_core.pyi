@@ -1,0 +1,127 @@
+"""The decisions of dspark, compiled from Rust. `dspark.core` is the public face of this module."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, final
+
+from dspark.sampling import SamplingParams
+
+__version__: Final[str]
+
+Update = tuple[list[int], str | None, list[dict[int, float]], dict[str, Any] | None]
+"""(token_ids, text, logprobs, finish): what arrived since the last look; the last one has `finish`."""
+
+@final
+class Noise:
+    """The counted noise of one round: a function of the seed, the position of the round's anchor, and the sample."""
+
+    def __new__(cls, seed: int, position: int, sample: int = 0) -> Noise: ...
+
+@final
+class Uniforms:
+    """Uniform numbers in [0, 1) given by hand, one for each slot, in place of `Noise`."""
+
+    def __new__(
+        cls, *, draft: Sequence[float] = ..., accept: Sequence[float] = ..., resample: Sequence[float] = ...
+    ) -> Uniforms: ...
+
+@final
+class CostTable:
+    """Seconds of a target pass by the number of tokens in it."""
+
+    def __new__(
+        cls,
+        points: Sequence[tuple[int, float]],
+        *,
+        round_seconds: float = 0.0,
+        request_seconds: float = 0.0,
+    ) -> CostTable: ...
+    @property
+    def points(self) -> list[tuple[int, float]]: ...
+    def seconds(self, tokens: int) -> float: ...
+    def steps_per_second(self, tokens: int) -> float: ...
+
+@final
+class Calibration:
+    """One temperature per position of the block, dividing the logit of the confidence there."""
+
+    def __new__(cls, temperatures: Sequence[float], block_size: int) -> Calibration: ...
+    @property
+    def temperatures(self) -> list[float]: ...
+    def apply(self, confidences: Sequence[float]) -> list[float]: ...
+
+@final
+class Ticket:
+    """A submitted request. Dropping it cancels the request."""
+
+    def wait(self, whole: bool = False) -> Update: ...
+    def poll(self) -> Update | None: ...
+    def cancel(self) -> None: ...
+
+@final
+class Engine:
+    """Requests, rounds and their account."""
+
+    def __new__(
+        cls,
+        *,
+        rule: str,
+        policy: str,
+        gamma: int,
+        block_size: int,
+        max_batch_size: int,
+        max_kv_tokens: int,
+        confidence_threshold: float | None = None,
+        cost_table: CostTable | None = None,
+        markov_candidates: int | None = None,
+        calibration: Calibration | None = None,
+    ) -> Engine: ...
+    def run(self, runner: Any, heads: dict[str, Any]) -> None: ...
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        sample: int,
+        max_tokens: int,
+        end_ids: Sequence[int],
+        detokenizer: Any | None = None,
+        streams: bool = False,
+        notify: Callable[[], Any] | None = None,
+    ) -> Ticket: ...
+    def close(self) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
+
+def accept_batch(
+    target_logits: Any,
+    draft_ids: Sequence[Sequence[int]],
+    draft_logits: Any,
+    rule: str,
+    params: Sequence[SamplingParams],
+    noise: Sequence[Noise | Uniforms],
+    history: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> list[tuple[int, int]]: ...
+def draft_chain(
+    anchor: int,
+    base_logits: Any,
+    hidden: Any,
+    heads: dict[str, Any],
+    rule: str,
+    params: SamplingParams,
+    noise: Noise,
+    *,
+    limit: int | None = None,
+    threshold: float | None = None,
+    candidates: int | None = None,
+    output_ids: Sequence[int] = ...,
+) -> tuple[list[int], list[float]]: ...
+def plan(
+    confidences: Sequence[Sequence[float]],
+    cost_table: CostTable,
+    *,
+    limits: Sequence[int] | None = None,
+    foresight: bool = False,
+    rule: str = "rejection",
+    greedy: bool = False,
+) -> list[int]: ...
+def threshold_prefix(confidences: Sequence[float], threshold: float) -> int: ...

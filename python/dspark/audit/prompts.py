@@ -1,0 +1,61 @@
+"""What an audit runs on where nothing is given, and how files of prompts are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dspark.errors import RequestError
+
+CODE = (
+    "def mean(values):\n    ",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+    "import json\nimport os\n\n\ndef load(path):\n",
+    "    for name, value in sorted(",
+    "        if not isinstance(",
+    '    """Return True if ',
+    "try:\n    import",
+    "        self._lock = ",
+)
+"""For models of program text: beginnings of the kind of code that most files hold."""
+
+GENERAL = (
+    "The harbour was quiet that morning. Two men were mending a net, and",
+    "To make bread you need four things: flour, water, salt and",
+    "Question: A train leaves at 9:40 and arrives at 11:25. How long does the journey take?\nAnswer:",
+    "Write a short letter to a neighbour who has looked after your plants.\n\nDear",
+    "def is_prime(n):\n    if n < 2:\n        return False\n",
+    "1, 1, 2, 3, 5, 8, 13,",
+    "Why is the sky dark at night? The simplest answer is that",
+    "Liste der Planeten, von innen nach außen: Merkur, Venus,",
+)
+"""For general models: prose, a recipe, sums, a letter, code, another language."""
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts of a JSONL file: of each line its `prompt`, or the first of its `turns`.
+
+    Raises `RequestError` naming the line that is neither.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the prompts in {path} cannot be read: {error}") from error
+    prompts = [_prompt(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise RequestError(f"{path} holds no prompts")
+    return prompts
+
+
+def _prompt(where: str, line: str) -> str:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise RequestError(f"{where}: not JSON ({error})") from error
+    prompt = None
+    if isinstance(entry, dict):
+        turns = entry.get("turns")
+        prompt = entry.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
+    if not isinstance(prompt, str) or not prompt:
+        raise RequestError(f'{where}: expected an object with a text "prompt", or with a list of texts "turns"')
+    return prompt

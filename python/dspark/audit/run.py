@@ -1,0 +1,125 @@
+"""Runs an audit: the same pair through the engine and through the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dspark.audit.greedy import check_greedy
+from dspark.audit.reference import Reference
+from dspark.audit.report import Report
+from dspark.audit.sampled import TESTS_PER_CHECK, Law, check_sampled
+from dspark.decoder import DSparkDecoder, Prompt
+from dspark.errors import RequestError
+from dspark.result import GenerationResult
+from dspark.sampling import SamplingParams
+from dspark.serve.models import Models
+from dspark.serve.options import Options
+
+Progress = Callable[[str, int, int], None]
+
+FALSE_ALARM = 1e-5
+"""Probability that an audit fails a correct pair by chance, over all its tests."""
+
+CUT = 0.5
+"""Confidence threshold of the run with a cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much to run."""
+
+    tokens: int = 64
+    """Per sequence at most."""
+    samples: int = 16
+    """Sequences per prompt above temperature 0."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "samples"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} must be at least 1 for an audit, not {getattr(self, name)}")
+
+
+def audit_pair(
+    models: Models, options: Options, prompts: Sequence[Prompt], plan: Plan, progress: Progress = lambda *_: None
+) -> Report:
+    """Audits a loaded pair under these options of the decoder.
+
+    Runs: temperature 0; temperature 1; temperature 1 with a confidence cut, where the draft has a confidence head and
+    the policy is "fixed"; temperature 0.8 with top-p 0.9. Each is one list of requests, so batches are audited too.
+
+    Raises what `DSparkDecoder.generate` raises, for the first prompt that fails.
+    """
+    if not prompts:
+        raise RequestError("an audit needs at least one prompt")
+    reference = Reference(models.target)
+    runs = list(_sampled_runs(models, options))
+    level = FALSE_ALARM / (TESTS_PER_CHECK * len(runs))
+    progress("engine, temperature 0", 0, 1)
+    results, info = _generate(models, options, prompts, plan, Law("temperature 0", temperature=0.0), 1, plan.seed)
+    greedy = check_greedy(results, reference, _faults("temperature 0", results, models, plan), progress)
+    checks = []
+    for number, (law, how) in enumerate(runs, 1):
+        progress(f"engine, {law.name}", 0, 1)
+        seed = plan.seed + number * len(prompts)
+        results, _ = _generate(models, how, prompts, plan, law, plan.samples, seed)
+        faults = _faults(law.name, results, models, plan)
+        generator = np.random.default_rng([plan.seed, number])
+        checks.append(check_sampled(results, reference, law, faults, level, generator, progress))
+    return Report(info=info, greedy=greedy, sampled=tuple(checks))
+
+
+def _sampled_runs(models: Models, options: Options) -> Iterator[tuple[Law, Options]]:
+    yield Law("temperature 1"), options
+    if models.has_confidence and options.policy == "fixed":
+        yield Law(f"temperature 1, cut at {CUT}"), replace(options, policy="threshold", confidence_threshold=CUT)
+    yield Law("temperature 0.8, top-p 0.9", 0.8, 0.9), options
+
+
+def _generate(
+    models: Models, options: Options, prompts: Sequence[Prompt], plan: Plan, law: Law, samples: int, seed: int
+) -> tuple[list[GenerationResult], dict[str, object]]:
+    # Nothing is left to the target's generation_config.json. Each prompt has a seed of its own: one seed for all would
+    # give them the same noise, and the tests take the tokens of different sequences to be independent.
+    neutral = SamplingParams(
+        max_tokens=plan.tokens,
+        temperature=law.temperature,
+        top_p=law.top_p,
+        top_k=0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        n=samples,
+    )
+    params = [replace(neutral, seed=seed + i) for i in range(len(prompts))]
+    with DSparkDecoder(models, options) as decoder:
+        outcomes = decoder.generate(list(prompts), params)
+        info = decoder.info()
+    results: list[GenerationResult] = []
+    for outcome in outcomes:
+        results += outcome if isinstance(outcome, list) else [outcome]
+    for result in results:
+        if result.error is not None:
+            raise result.error
+    return results, info
+
+
+def _faults(name: str, results: Sequence[GenerationResult], models: Models, plan: Plan) -> list[str]:
+    """Texts that end where they should not, and counts that do not add up."""
+    found = []
+    for number, result in enumerate(results):
+        tokens = result.token_ids
+        ends = [i for i, token in enumerate(tokens) if token in models.end_token_ids]
+        room = models.window - len(result.prompt_token_ids)
+        expected = ends[0] + 1 if ends else min(plan.tokens, room)
+        if len(tokens) != expected or result.finish_reason != ("stop" if ends else "length"):
+            found.append(
+                f"{name}: sequence {number} has {len(tokens)} tokens and ends by {result.finish_reason!r}; "
+                f"by its end tokens and limits it should have {expected}"
+            )
+        committed = sum(r.committed for r in result.rounds)
+        if tokens and committed + 1 != len(tokens):
+            found.append(f"{name}: sequence {number} has {len(tokens)} tokens, and its rounds committed {committed}")
+    return found

@@ -1,0 +1,1 @@
+"""Reading checkpoints from disk: configs, tensors, and what they are."""

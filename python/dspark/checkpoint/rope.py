@@ -1,0 +1,121 @@
+"""What a config says about rotary embedding, from wherever it says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dspark.checkpoint.config_file import ConfigFile
+from dspark.errors import CheckpointError
+
+KINDS = ("default", "linear", "yarn", "llama3")
+PLACES = ("rope_parameters", "rope_scaling")
+DEFAULT_THETA = 10_000.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """The rotation of one model. Fields that a kind does not use keep their defaults."""
+
+    kind: str = "default"
+    theta: float = DEFAULT_THETA
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+def read_rope(config: ConfigFile) -> RopeConfig:
+    """Reads `rope_theta`, `rope_parameters` and `rope_scaling`; absent, null or equal values are fine.
+
+    Raises:
+        CheckpointError: two places give two values (both are named), the kind is unknown, or a value is missing.
+    """
+    blocks = {place: block for place in PLACES if (block := config.object(place)) is not None}
+    for place, block in blocks.items():
+        if any(isinstance(value, dict) for value in block.values()):
+            raise CheckpointError(f"{config.path}: {place} differs by layer, which this model does not support")
+    reader = _Reader(config, blocks)
+    kind = reader.value("rope_type", _text, extra_key="type") or "default"
+    if kind not in KINDS:
+        raise CheckpointError(f"{config.path}: rope_type is {kind!r}; supported are {', '.join(KINDS)}")
+    partial = reader.value("partial_rotary_factor", _number, top_level=True)
+    if partial not in (None, 1.0):
+        raise CheckpointError(f"{config.path}: partial_rotary_factor is {partial}; only 1.0 is supported here")
+    theta = reader.value("rope_theta", _number, top_level=True) or DEFAULT_THETA
+    if kind == "default":
+        return RopeConfig(kind=kind, theta=theta)
+    return _extended(kind, theta, reader)
+
+
+def _extended(kind: str, theta: float, reader: _Reader) -> RopeConfig:
+    limit = reader.config.optional_integer("max_position_embeddings")
+    original_key = "original_max_position_embeddings"
+    original = reader.value(original_key, _number, top_level=True) or limit
+    factor = reader.value("factor", _number)
+    if factor is None and kind == "yarn" and limit and original:
+        factor = limit / original
+    needed: list[tuple[str, float | None]] = [("factor", factor)]
+    if kind != "linear":
+        needed.append((original_key, original))
+    low = reader.value("low_freq_factor", _number)
+    high = reader.value("high_freq_factor", _number)
+    if kind == "llama3":
+        needed += [("low_freq_factor", low), ("high_freq_factor", high)]
+    for key, value in needed:
+        if value is None or value <= 0:
+            raise CheckpointError(f"{reader.config.path}: rope_type {kind!r} needs a positive {key}, found {value}")
+    truncate = reader.value("truncate", _flag)
+    return RopeConfig(
+        kind=kind,
+        theta=theta,
+        factor=factor or 1.0,
+        original_max_position_embeddings=int(original or 0),
+        low_freq_factor=low or 1.0,
+        high_freq_factor=high or 4.0,
+        beta_fast=reader.value("beta_fast", _number) or 32.0,
+        beta_slow=reader.value("beta_slow", _number) or 1.0,
+        attention_factor=reader.value("attention_factor", _number),
+        mscale=reader.value("mscale", _number),
+        mscale_all_dim=reader.value("mscale_all_dim", _number),
+        truncate=True if truncate is None else truncate,
+    )
+
+
+class _Reader:
+    """Looks a key up in every block, and at top level where configs put it there."""
+
+    def __init__(self, config: ConfigFile, blocks: dict[str, dict[str, Any]]) -> None:
+        self.config = config
+        self._blocks = blocks
+
+    def value(
+        self, key: str, convert: Callable[[Any], T | None], *, extra_key: str | None = None, top_level: bool = False
+    ) -> T | None:
+        places: list[tuple[str, Any]] = [(key, self.config.raw(key))] if top_level else []
+        for place, block in self._blocks.items():
+            places.append((f"{place}.{key}", block.get(key)))
+            if extra_key is not None:
+                places.append((f"{place}.{extra_key}", block.get(extra_key)))
+        return self.config.agreed(places, convert)
+
+
+def _number(value: Any) -> float | None:
+    return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None

@@ -1,0 +1,5 @@
+"""The command line: `dspark COMMAND`."""
+
+from dspark.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,113 @@
+"""Proves a pair lossless on this machine, and says how strong the proof is.
+
+At temperature 0 every token is compared with a plain forward pass over the whole text before it, without cache and
+without rounds. Above it, the tokens are tested against the distributions of such passes. Exit codes: 0 pass, 1 fail,
+3 inconclusive (nothing drafted, or nothing accepted), 2 an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dspark.cli.options import add_pair_options, decoder_options, load_models
+from dspark.cli.show import Progress, print_json, table
+
+if TYPE_CHECKING:
+    from dspark.audit.report import Counts, GreedyCheck, Report, SampledCheck
+    from dspark.decoder import Prompt
+    from dspark.serve.models import Models
+
+HELP = "prove a pair lossless on this machine"
+
+EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `dspark audit`."""
+    work = parser.add_argument_group("work")
+    work.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help='lines with "prompt" or "turns" (default: built in)')
+    work.add_argument("--chat", action="store_true", help="prompts are a user's messages: apply the chat template")
+    work.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens per sequence")
+    work.add_argument("--samples", type=int, default=16, metavar="N", help="sequences per prompt above temperature 0")
+    work.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the first prompt")
+    add_pair_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs `dspark audit`."""
+    from dspark.audit.prompts import CODE, GENERAL, read_prompts
+    from dspark.audit.run import Plan, audit_pair
+    plan = Plan(tokens=options.tokens, samples=options.samples, seed=options.seed)
+    texts = list(CODE if options.target == "tiny" else GENERAL)
+    if options.prompts is not None:
+        texts = read_prompts(options.prompts)
+    progress = Progress(silent=options.json)
+    models = load_models(options, progress)
+    prompts = _prompts(texts, models, options.chat)
+    report = audit_pair(models, decoder_options(options), prompts, plan, progress)
+    progress.clear()
+    if options.json:
+        print_json(report.to_json())
+    else:
+        print_report(report, len(prompts))
+    return EXIT_CODES[report.verdict]
+
+
+def _prompts(texts: list[str], models: Models, chat: bool) -> list[Prompt]:
+    if not chat:
+        return list(texts)
+    tokenizer = models.require_tokenizer()
+    return [tokenizer.render_chat([{"role": "user", "content": text}]) for text in texts]
+
+
+def print_report(report: Report, prompts: int) -> None:
+    """The report in words and numbers."""
+    info = report.info
+    print(f"target {info['target']}\ndraft  {info['draft'] or '-'}")
+    print(
+        f"{info['dtype']} on {info['device']}, {info['threads']} threads, acceptance {info['acceptance']}, "
+        f"policy {info['policy']}, {prompts} prompts\n"
+    )
+    _print_greedy(report.greedy)
+    for check in report.sampled:
+        _print_sampled(check)
+    _print_list("shown", report.shown())
+    _print_list("not shown", report.not_shown())
+    _print_list("failures", report.failures())
+    _print_list("proves nothing", report.gaps())
+    print(report.verdict.upper())
+
+
+def _print_greedy(check: GreedyCheck) -> None:
+    counts, differences = check.counts, check.differences
+    print(f"temperature 0: {_work(counts)}")
+    print(
+        f"  {counts.tokens - len(differences)} tokens equal the reference's, "
+        f"{len(differences) - check.beyond_rounding} differ within rounding, {check.beyond_rounding} beyond it\n"
+        f"  rounding explains gaps up to {check.largest_bound:.2g}; the closest two candidates are {check.smallest_gap:.2g} "
+        f"apart, {check.undecided} tokens are closer than rounding\n"
+    )
+
+
+def _print_sampled(check: SampledCheck) -> None:
+    print(f"{check.name}: {_work(check.counts)}")
+    rows = [("", "n", "value", "p", "caught at")]
+    for test in check.tests:
+        numbers = (f"{test.count}", f"{test.statistic:.4f}", f"{test.p_value:.2g}", f"{test.detectable:.4f}")
+        rows.append((f"  {test.name}", *numbers))
+    print(table(rows) + "\n")
+
+
+def _work(counts: Counts) -> str:
+    text = f"{counts.tokens} tokens in {counts.sequences} sequences"
+    if counts.drafted == 0:
+        return f"{text}, nothing drafted"
+    share = counts.accepted / counts.drafted
+    return f"{text}, {counts.accepted} of {counts.drafted} drafted tokens accepted ({share:.0%})"
+
+
+def _print_list(title: str, lines: list[str]) -> None:
+    if lines:
+        print("\n".join([f"{title}:", *(f"  - {line}" for line in lines)]) + "\n")

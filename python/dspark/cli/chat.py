@@ -1,0 +1,96 @@
+"""A conversation: one line of input is one message. /exit or Ctrl-D ends it, Ctrl-C cancels an answer.
+
+Where standard input is no terminal, each of its lines is a message; --json prints one object per answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dspark.cli.options import add_pair_options, add_sampling_options, open_decoder, sampling_params
+from dspark.cli.show import print_json, print_stream, say, summary
+from dspark.errors import DSparkError
+
+if TYPE_CHECKING:
+    from dspark.decoder import DSparkDecoder
+    from dspark.sampling import SamplingParams
+
+HELP = "talk with a model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `dspark chat`."""
+    parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    add_pair_options(parser)
+    add_sampling_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs `dspark chat`."""
+    params = sampling_params(options)
+    interactive = sys.stdin.isatty()
+    opening = [{"role": "system", "content": options.system}] if options.system else []
+    with open_decoder(options) as decoder:
+        talk = _Conversation(decoder, params, opening, options.json)
+        for line in _typed_lines() if interactive else sys.stdin:
+            message = line.rstrip("\n")
+            if message == "/exit":
+                break
+            if not message.strip():
+                continue
+            try:
+                talk.answer(message)
+            except DSparkError as error:
+                if not interactive:
+                    raise
+                say(str(error))
+            except KeyboardInterrupt:
+                # The first one ends the answer; the next one finds us at the prompt and ends the command.
+                if not interactive:
+                    raise
+                say("cancelled")
+    return 0
+
+
+class _Conversation:
+    """The messages so far; an exchange enters them once there is an answer, or the shown part of one."""
+
+    def __init__(
+        self, decoder: DSparkDecoder, params: SamplingParams, opening: list[dict[str, str]], as_json: bool
+    ) -> None:
+        self._decoder, self._params, self._as_json = decoder, params, as_json
+        self._messages = opening
+
+    def answer(self, message: str) -> None:
+        """Answers one message of the user on standard output."""
+        asked = [*self._messages, {"role": "user", "content": message}]
+        if self._as_json:
+            result = self._decoder.chat(asked, self._params)
+            print_json(result.to_json())
+            self._messages = [*asked, {"role": "assistant", "content": result.text}]
+            return
+        prompt = self._decoder.render_chat(asked)
+        shown: list[str] = []
+        try:
+            result = print_stream(self._decoder.stream(prompt, self._params), shown)
+        finally:
+            if shown:
+                self._messages = [*asked, {"role": "assistant", "content": "".join(shown)}]
+        say(summary(result))
+
+
+def _typed_lines() -> Iterator[str]:
+    """What the user types, until Ctrl-D."""
+    try:
+        import readline  # noqa: F401 - its import alone gives `input` line editing and a history
+    except ImportError:
+        pass  # not on every platform
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            print()
+            return

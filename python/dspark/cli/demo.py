@@ -1,0 +1,145 @@
+"""The main job of `make demo`: text decoded speculatively, then what the draft was worth.
+
+Both sides run on the same engine and the same weights; they are warmed up and take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dspark.cli.main import guarded
+from dspark.cli.show import Progress, print_stream, summary, table, write_text
+from dspark.result import GenerationResult, pooled_acceptance_length
+from dspark.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from dspark.decoder import DSparkDecoder
+    from dspark.serve.models import Models
+
+RUNS = 3
+TEMPERATURES = (0.0, 0.7)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What the demo shows of a pair."""
+
+    target: str
+    draft: str
+    about: str
+    prompt: str
+    is_chat: bool
+    max_tokens: int
+
+
+PAIRS = {
+    "tiny": Pair(
+        "tiny",
+        "tiny-draft",
+        "the embedded pair: 0.7 million parameters, trained on Python source text",
+        "class Reader:\n    def __init__(self, stream, encoding=None):\n",
+        False,
+        256,
+    ),
+    "smollm2": Pair(
+        "smollm2",
+        "smollm2-draft",
+        "SmolLM2-135M-Instruct, dequantised from Q4_1 (not the original weights), with a weak first draft",
+        "Explain in a few sentences why the sky is blue.",
+        True,
+        128,
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the demo; `--model tiny` or `smollm2`."""
+    parser = argparse.ArgumentParser(prog="dspark-demo", description=__doc__)
+    parser.add_argument("--model", choices=sorted(PAIRS), default="tiny", help="which pair")
+    options = parser.parse_args(argv)
+    return guarded(lambda: show(PAIRS[options.model]))
+
+
+def show(pair: Pair) -> int:
+    """Streams a text, then compares."""
+    progress = Progress()
+    progress("starting torch", 0, 1)
+    from dspark.decoder import DSparkDecoder
+    from dspark.serve.models import Models
+    from dspark.serve.options import Options
+
+    models = Models.load(pair.target, pair.draft, dtype="float32", progress=progress.loading)
+    progress.clear()
+    prompt = _tokens(models, pair)
+    with (
+        DSparkDecoder(models, Options()) as with_draft,
+        DSparkDecoder(replace(models, draft=None), Options()) as alone,
+    ):
+        info = with_draft.info()
+        print(f"{pair.about}\n{info['dtype']} on {info['device']}, {info['threads']} threads\n")
+        write_text(pair.prompt + ("\n\n" if pair.is_chat else ""))
+        print(f"[{summary(print_stream(with_draft.stream(prompt, _params(pair, 0.0))))}]\n")
+        rows = [("", "with the draft", "target alone", "gain", "acceptance length", "same text")]
+        for temperature in TEMPERATURES:
+            progress(f"timing at temperature {temperature:g}", 0, 1)
+            rows.append(_compare(models, with_draft, alone, prompt, pair, temperature))
+        progress.clear()
+    print(table(rows))
+    print(f"\ntokens per second, medians of {RUNS} runs of {pair.max_tokens} tokens that took turns")
+    return 0
+
+
+def _compare(
+    models: Models,
+    with_draft: DSparkDecoder,
+    alone: DSparkDecoder,
+    prompt: list[int],
+    pair: Pair,
+    temperature: float,
+) -> tuple[str, ...]:
+    """One row of the table."""
+    runs: dict[DSparkDecoder, list[GenerationResult]] = {with_draft: [], alone: []}
+    for number in range(RUNS + 1):  # the first is the warm-up
+        for decoder, results in runs.items():
+            results.append(decoder.generate(prompt, _params(pair, temperature, seed=number)))
+    speeds = {
+        decoder: [len(r.token_ids) / r.timing.total_s for r in results[1:]] for decoder, results in runs.items()
+    }
+    fast, plain = (statistics.median(speeds[decoder]) for decoder in (with_draft, alone))
+    same = "by law" if temperature else _same_text(models, runs[with_draft][0], runs[alone][0])
+    length = pooled_acceptance_length(runs[with_draft][1:])
+    shown = "-" if length is None else f"{length:.2f}"
+    return (f"temperature {temperature:g}", f"{fast:.1f}", f"{plain:.1f}", f"{fast / plain:.2f}x", shown, same)
+
+
+def _same_text(models: Models, one: GenerationResult, other: GenerationResult) -> str:
+    """Whether two greedy texts are the same; else where they part, and by how little."""
+    for position, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=False)):
+        if a != b:
+            from dspark.audit.reference import Reference
+
+            reference = Reference(models.target)
+            row = reference.next_row([*one.prompt_token_ids, *one.token_ids[:position]])
+            gap = float(abs(row[a] - row[b]))
+            cause = "rounding" if gap <= reference.bound(row) else "NOT rounding"
+            return f"to token {position}, gap {gap:.1g}: {cause}"
+    return "yes" if len(one.token_ids) == len(other.token_ids) else "no: one ends earlier"
+
+
+def _tokens(models: Models, pair: Pair) -> list[int]:
+    if pair.is_chat:
+        return models.require_tokenizer().render_chat([{"role": "user", "content": pair.prompt}])
+    return list(models.tokens(pair.prompt))
+
+
+def _params(pair: Pair, temperature: float, seed: int = 0) -> SamplingParams:
+    return SamplingParams(max_tokens=pair.max_tokens, temperature=temperature, seed=seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

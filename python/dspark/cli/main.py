@@ -1,0 +1,98 @@
+"""From the words on the command line to one command, and from whatever happens to an exit code.
+
+Nothing here imports torch: `dspark --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from dspark import __version__
+from dspark.cli import audit, chat, generate, inspect
+from dspark.cli.show import print_json, say
+from dspark.errors import ConfigError, DSparkError
+
+ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+"""Exit codes; the last two are what a shell reports for a process ended by SIGINT or SIGPIPE."""
+
+_COMMANDS = {"generate": generate, "chat": chat, "inspect": inspect, "audit": audit}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `dspark` with these arguments (default: the process's own) and returns its exit code.
+
+    Errors are one line on standard error and code 2, with `--json` also an object on standard output.
+    `--help` and `--version` leave by `SystemExit`, as argparse does.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    before_rest = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return guarded(lambda: _run(arguments), as_json="--json" in before_rest)
+
+
+def _run(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    code: int = options.run(options)
+    return code
+
+
+def guarded(action: Callable[[], int], *, as_json: bool = False) -> int:
+    """The exit code of `action`, whatever it raises; see `main`."""
+    try:
+        code = action()
+        sys.stdout.flush()  # here, where a closed pipe is still caught
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes standard output once more at its end and must not fail there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except DSparkError as error:
+        return _fail(error.to_json(), as_json)
+    except Exception as error:
+        if os.environ.get("DSPARK_TRACEBACK"):
+            raise
+        hint = "unexpected; DSPARK_TRACEBACK=1 shows where"
+        return _fail({"type": type(error).__name__, "message": f"{error} ({hint})"}, as_json)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises in place of printing the usage and leaving, so that every error takes one way out."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    # Abbreviated flags would change their meaning whenever a flag is added.
+    parser = _Parser(
+        prog="dspark", description="Lossless speculative decoding with DSpark drafts.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"dspark {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, module in _COMMANDS.items():
+        command = commands.add_parser(
+            name, help=module.HELP, description=module.__doc__, allow_abbrev=False, formatter_class=_Help
+        )
+        module.add_arguments(command)
+        command.add_argument("--json", action="store_true", help="machine-readable output")
+        command.set_defaults(run=module.run)
+    return parser
+
+
+class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Descriptions as they are written, defaults where there are any."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default not in (None, False) else action.help
+
+
+def _fail(error: dict[str, str], as_json: bool) -> int:
+    if as_json:
+        print_json({"error": error})
+    say(f"{error['type']}: {' '.join(error['message'].split())}")
+    return ERROR

@@ -1,0 +1,139 @@
+"""Flags that several commands share, and what they mean to the decoder."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from dspark.cli.show import Progress
+from dspark.errors import ConfigError
+from dspark.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from dspark.decoder import DSparkDecoder
+    from dspark.serve.models import Models
+    from dspark.serve.options import Options
+
+_DRAFT_OF = {"tiny": "tiny-draft", "smollm2": "smollm2-draft"}
+"""The draft that goes without saying."""
+
+_DECODER_OPTIONS = ("policy", "confidence_threshold", "block_size", "markov_candidates", "acceptance", "max_model_len")
+
+
+def add_pair_options(parser: argparse.ArgumentParser) -> None:
+    """Which models, where, and how they work together."""
+    pair = parser.add_argument_group("models")
+    pair.add_argument("--target", default="tiny", metavar="DIR", help="the model whose text it is: a directory or a known name")
+    pair.add_argument("--draft", metavar="DIR", help="its draft (default: the one that belongs to a known target)")
+    pair.add_argument("--no-draft", action="store_true", help="the target alone, through the same path")
+    pair.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    pair.add_argument("--dtype", default="auto", help="auto (the checkpoint's), float32, float16, bfloat16 or float64")
+    rounds = parser.add_argument_group("rounds")
+    rounds.add_argument("--policy", default="fixed", help="how many drafted tokens are verified: fixed, threshold")
+    rounds.add_argument(
+        "--confidence-threshold",
+        type=float,
+        metavar="C",
+        help="policy threshold: draft up to the first confidence below C; 0 never cuts",
+    )
+    rounds.add_argument("--block-size", type=int, metavar="N", help="tokens to draft per round at most")
+    rounds.add_argument("--acceptance", default="rejection", help="rejection, block or coupled")
+    rounds.add_argument("--markov-candidates", type=int, metavar="M", help="draft among the M likeliest tokens only")
+    rounds.add_argument("--max-model-len", type=int, metavar="N", help="positions per request at most")
+
+
+def draft_of(options: argparse.Namespace) -> str | None:
+    """The draft that was asked for; `None` with `--no-draft`. Raises `ConfigError` where none is known."""
+    if options.no_draft:
+        return None
+    draft: str | None = options.draft or _DRAFT_OF.get(options.target)
+    if draft is None:
+        raise ConfigError(f"no draft is known for the target {options.target!r}: give --draft DIR, or --no-draft")
+    return draft
+
+
+def load_models(options: argparse.Namespace, progress: Progress) -> Models:
+    """Loads the pair that the flags name."""
+    progress("starting torch", 0, 1)
+    from dspark.serve.models import Models
+
+    models = Models.load(
+        options.target,
+        draft_of(options),
+        device=options.device,
+        dtype=options.dtype,
+        block_size=options.block_size,
+        progress=progress.loading,
+    )
+    progress.clear()
+    return models
+
+
+def decoder_options(options: argparse.Namespace) -> Options:
+    """How the flags want the pair to work."""
+    from dspark.serve.options import Options
+
+    return Options(**{name: getattr(options, name) for name in _DECODER_OPTIONS})
+
+
+def open_decoder(options: argparse.Namespace) -> DSparkDecoder:
+    """The pair that the flags name, ready to generate."""
+    from dspark.decoder import DSparkDecoder
+
+    models = load_models(options, Progress(silent=options.json))
+    return DSparkDecoder(models, decoder_options(options))
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """How tokens are drawn and where a request ends."""
+    group = parser.add_argument_group(
+        "sampling", "What is not given comes from the target's generation_config.json, else it is neutral."
+    )
+    for flag, kind, meaning in (
+        ("--max-tokens", int, "tokens to generate at most (default: up to the context window)"),
+        ("--min-tokens", int, "nothing ends the text before this many tokens"),
+        ("--temperature", float, "0 is greedy"),
+        ("--top-k", int, "keep the K likeliest tokens"),
+        ("--top-p", float, "keep the likeliest tokens up to this mass"),
+        ("--min-p", float, "keep tokens with this share of the largest probability"),
+        ("--repetition-penalty", float, "for tokens of prompt and output"),
+        ("--presence-penalty", float, "for tokens of the output"),
+        ("--frequency-penalty", float, "for tokens of the output, each time"),
+        ("--seed", int, "64 bits (default: a fresh one)"),
+        ("--logprobs", int, "report this many alternatives per token (in --json)"),
+    ):
+        group.add_argument(flag, type=kind, metavar=flag.split("-")[-1][0].upper(), help=meaning)
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end at this text; may be repeated")
+    group.add_argument("--ignore-eos", action="store_true", help="do not end at the model's end token")
+
+
+_SAMPLING = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "logprobs",
+    "stop",
+    "n",
+)
+
+
+def sampling_params(options: argparse.Namespace) -> SamplingParams:
+    """The parameters that the flags ask for; those not given keep their defaults."""
+    given = {name: getattr(options, name, None) for name in _SAMPLING}
+    known = {name: value for name, value in given.items() if value is not None}
+    return SamplingParams(ignore_eos=options.ignore_eos, **known)
+
+
+def token_ids(text: str) -> list[int]:
+    """`1,2,3` as token ids, for argparse."""
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected token ids like 1,2,3, found {text!r}") from None

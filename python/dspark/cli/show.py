@@ -1,0 +1,142 @@
+"""How things are shown: JSON and text on standard output, remarks on standard error."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dspark.result import GenerationResult, StreamPiece
+
+
+def say(remark: str) -> None:
+    """One line on standard error."""
+    print(f"dspark: {remark}", file=sys.stderr, flush=True)
+
+
+class Progress:
+    """A line on standard error that a terminal shows growing; what is no terminal sees only the steps' names."""
+
+    def __init__(self, *, silent: bool = False) -> None:
+        self._silent = silent
+        self._step = ""
+        self._is_terminal = sys.stderr.isatty()
+        self._width = 0
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """`done` of `total` parts of a step."""
+        if self._silent:
+            return
+        if not self._is_terminal:
+            if step != self._step:
+                say(step)
+        else:
+            share = f" {done / total:4.0%}" if total > 1 else ""
+            self._show(f"dspark: {step}{share}")
+        self._step = step
+
+    def loading(self, done: int, total: int) -> None:
+        """Bytes of a checkpoint."""
+        self("loading", done, total)
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self._width:
+            self._show("")
+            self._width = 0
+
+    def _show(self, line: str) -> None:
+        print(f"\r{line.ljust(self._width)}\r{line}", end="", file=sys.stderr, flush=True)
+        self._width = len(line)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on a line of its own, ASCII only so that no locale can break it."""
+    print(json.dumps(_finite(value), allow_nan=False), flush=True)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity (a log probability of a token that cannot come): `null` stands for it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def print_stream(pieces: Iterable[StreamPiece], shown: list[str] | None = None) -> GenerationResult:
+    """Writes a stream as it comes and returns its result; what was written also goes to `shown`."""
+    result = None
+    try:
+        for piece in pieces:
+            write_text(piece.text)
+            if shown is not None:
+                shown.append(piece.text)
+            result = piece.result
+    finally:
+        write_text("\n")
+    assert result is not None  # noqa: S101 - the last piece of a stream has it
+    return result
+
+
+def write_text(text: str) -> None:
+    """Text on standard output at once; what its encoding lacks becomes a question mark."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def summary(result: GenerationResult) -> str:
+    """One line on how a request went."""
+    tokens, seconds = len(result.token_ids), result.timing.total_s
+    parts = [f"{tokens} tokens in {seconds:.2f} s"]
+    if tokens and seconds > 0:
+        parts[0] += f" ({tokens / seconds:.1f}/s)"
+    if result.acceptance_length is not None:
+        parts.append(f"acceptance length {result.acceptance_length:.2f} over {len(result.rounds)} rounds")
+    elif result.speculation != "on":
+        parts.append(f"speculation: {result.speculation}")
+    parts.append(f"finish reason {result.finish_reason}")
+    parts.append(f"seed {result.seed}")
+    return ", ".join(parts)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text, the first flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    )
+
+
+def fields(value: Mapping[str, Any], indent: str = "") -> str:
+    """A mapping as indented `key: value` lines; mappings and lists of long entries go below their key."""
+    lines = []
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            lines += [f"{indent}{key}:", fields(item, indent + "  ")]
+        elif isinstance(item, list | tuple) and any(isinstance(entry, str | Mapping) for entry in item):
+            lines += [f"{indent}{key}:", *(f"{indent}  - {_scalar(entry)}" for entry in item)]
+        else:
+            lines.append(f"{indent}{key}: {_scalar(item)}")
+    return "\n".join(lines)
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(entry) for entry in value) or "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_scalar(item)}" for key, item in value.items()) or "-"
+    return str(value)

@@ -1,0 +1,277 @@
+"""`DSparkDecoder`: what a service embeds."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from types import TracebackType
+from typing import Any, Self, overload
+
+from dspark import _core
+from dspark.errors import CapacityError, ConfigError, DSparkError, RequestError
+from dspark.result import GenerationResult, StreamPiece
+from dspark.sampling import SamplingParams
+from dspark.serve.engine import EngineThread, Handle, Submission
+from dspark.serve.models import Models
+from dspark.serve.options import Options
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class DSparkDecoder:
+    """Generates text from a target model, speculatively where a draft is given, with the target's own distribution.
+
+    Make one with `from_pretrained`. It holds one engine on a thread of its own; every method may be called from any
+    thread. Use it as a context manager or call `close`.
+    """
+
+    def __init__(self, models: Models, options: Options) -> None:
+        self._models = models
+        self._options = options
+        self._core = options.engine(models)
+        self._engine = EngineThread(self._core, models.runner(), models.heads())
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str | PathLike[str],
+        draft: str | PathLike[str] | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        policy: str = "fixed",
+        confidence_threshold: float | None = None,
+        cost_table: _core.CostTable | None = None,
+        calibration: _core.Calibration | None = None,
+        block_size: int | None = None,
+        markov_candidates: int | None = None,
+        acceptance: str = "rejection",
+        max_batch_size: int = 32,
+        max_model_len: int | None = None,
+        max_kv_tokens: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Self:
+        """Loads a target and, unless `draft` is `None`, a draft for it.
+
+        `target` and `draft` are directories in the Hugging Face layout, names that the package knows, or Hub ids (with the
+        extra `dspark[hub]`). Without a draft the same engine decodes plainly.
+
+        Options: `device` ("auto", "cpu", "cuda"); `dtype` ("auto": the checkpoint's, "float32", "float16", "bfloat16",
+        "float64"); `policy` ("fixed" verifies what was drafted, "threshold" stops before the first confidence below
+        `confidence_threshold`, "throughput" plans with `cost_table`); `calibration` of the confidence head; `block_size`,
+        tokens to draft per round at most; `markov_candidates`, restricts each step of the Markov chain to that many
+        candidates; `acceptance` ("rejection", "block" or "coupled"); `max_batch_size` requests at once; `max_model_len`,
+        the context window; `max_kv_tokens`, positions in the caches over all running requests; `progress` is called with
+        bytes read so far and in all, for each model.
+
+        Raises `CheckpointError` for a model that cannot be loaded and `ConfigError` for options that contradict each
+        other or the models.
+        """
+        options = Options(
+            policy=policy,
+            confidence_threshold=confidence_threshold,
+            cost_table=cost_table,
+            calibration=calibration,
+            block_size=block_size,
+            markov_candidates=markov_candidates,
+            acceptance=acceptance,
+            max_batch_size=max_batch_size,
+            max_model_len=max_model_len,
+            max_kv_tokens=max_kv_tokens,
+        )
+        models = Models.load(target, draft, device=device, dtype=dtype, block_size=block_size, progress=progress)
+        return cls(models, options)
+
+    # A list of ints is one tokenised prompt; a list of anything else is a list of prompts.
+    @overload
+    def generate(self, prompts: str, params: SamplingParams | None = None) -> GenerationResult: ...
+    @overload
+    def generate(self, prompts: Sequence[int], params: SamplingParams | None = None) -> GenerationResult: ...
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[GenerationResult]: ...
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Any:
+        """Generates from one prompt (text or token ids) or from a list of them, as one ragged batch.
+
+        One prompt gives one result, a list a list of results in its order; with `n` > 1 each prompt gives a list of n
+        results. `params` may be a list, one for each prompt.
+
+        Alone, a bad prompt or a failure raises (`RequestError`, `CapacityError`, `NumericsError`); in a list it becomes a
+        result with finish_reason "error" and `.error`, and the others go on. Ctrl-C cancels the call's requests.
+        """
+        if _is_one_prompt(prompts):
+            if params is not None and not isinstance(params, SamplingParams):
+                raise RequestError("params must be one SamplingParams for one prompt, not a list")
+            return self._generate_one(prompts, params)
+        each = _one_each(params, len(prompts))
+        return self._generate_list(list(zip(prompts, each, strict=True)))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_options: Any,
+    ) -> Any:
+        """Generates the answer to a conversation: `[{"role": "user", "content": "..."}, ...]`.
+
+        The target's chat template renders it, with `tools` and the template's own options (`enable_thinking=False`).
+        Raises `RequestError` without a template or if it refuses the messages.
+        """
+        return self.generate(self.render_chat(messages, tools=tools, **template_options), params)
+
+    def render_chat(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **template_options: Any
+    ) -> list[int]:
+        """The token ids that `chat` generates from; for `stream` and `astream`."""
+        return self._models.require_tokenizer().render_chat(messages, tools=tools, **template_options)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamPiece]:
+        """Yields one piece per round: `.text`, `.token_ids`; the last one has `.result`.
+
+        The request starts with the call. Closing or dropping the iterator cancels it. Raises as `generate` does for a
+        prompt alone; `n` must be 1.
+        """
+        handle = self._submission(prompt, self._one_sample(params)).start(self._core, streams=True)
+        return _raise_failures(handle)
+
+    async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[StreamPiece]:
+        """`stream` on an asyncio event loop. Closing the iterator cancels the request."""
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        handle = self._submission(prompt, self._one_sample(params)).start(
+            self._core, streams=True, notify=lambda: loop.call_soon_threadsafe(arrived.set)
+        )
+        pieces = handle.pieces_async(arrived)
+        try:
+            async for piece in pieces:
+                if piece.result is not None and piece.result.error is not None:
+                    raise piece.result.error
+                yield piece
+        finally:
+            handle.cancel()
+            await pieces.aclose()
+
+    def info(self) -> dict[str, Any]:
+        """What runs where and why: models, devices, attention, policy, and what is switched off."""
+        return {**self._models.info(), **self._options.info(self._models)}
+
+    def stats(self) -> dict[str, Any]:
+        """Running counts since the start: requests, tokens, rounds, acceptance, and the time in each phase."""
+        return dict(self._core.stats())
+
+    def close(self) -> None:
+        """Ends the engine; requests that run are aborted. Calling it twice is harmless."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _generate_one(self, prompt: Any, params: SamplingParams | None) -> Any:
+        samples = self._submissions(prompt, params)
+        results = _collect([sample.start(self._core) for sample in samples])
+        for result in results:
+            if result.error is not None:
+                raise result.error
+        return results if samples[0].params.n > 1 else results[0]
+
+    def _generate_list(self, requests: list[tuple[Any, SamplingParams | None]]) -> list[Any]:
+        outcomes: list[list[Handle | GenerationResult]] = []
+        for prompt, params in requests:
+            outcomes.append(self._start_or_fail(prompt, params))
+        handles = [outcome for samples in outcomes for outcome in samples if isinstance(outcome, Handle)]
+        done = dict(zip(map(id, handles), _collect(handles), strict=True))
+        results = [[done.get(id(o), o) for o in samples] for samples in outcomes]
+        return [samples if (p or _DEFAULT).n > 1 else samples[0] for samples, (_, p) in zip(results, requests, strict=True)]
+
+    def _start_or_fail(self, prompt: Any, params: SamplingParams | None) -> list[Handle | GenerationResult]:
+        try:
+            return [sample.start(self._core) for sample in self._submissions(prompt, params)]
+        except DSparkError as error:
+            bad = Submission((), _DEFAULT, 0, 0, 0, (), None, self._models.speculation)
+            return [bad.failed(error) for _ in range((params or _DEFAULT).n)]
+
+    def _submissions(self, prompt: Any, params: SamplingParams | None) -> list[Submission]:
+        first = self._submission(prompt, params)
+        return [replace(first, sample=i) for i in range(first.params.n)]
+
+    def _submission(self, prompt: Any, params: SamplingParams | None) -> Submission:
+        if not self._engine.is_running:
+            raise CapacityError("the decoder is closed")
+        models = self._models
+        params = (params or _DEFAULT).with_defaults(models.generation_config)
+        tokens = models.tokens(prompt)
+        window = self._options.window(models)
+        if len(tokens) > window:
+            raise CapacityError(f"the prompt has {len(tokens)} tokens, the context window {window}")
+        if params.stop_strings and models.tokenizer is None:
+            raise RequestError("stop strings need the target's tokenizer, and it has none: use stop_token_ids")
+        room = window - len(tokens)
+        return Submission(
+            prompt=tokens,
+            params=params,
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            sample=0,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            end_ids=() if params.ignore_eos else models.end_token_ids,
+            tokenizer=models.tokenizer,
+            speculation=models.speculation,
+        )
+
+    @staticmethod
+    def _one_sample(params: SamplingParams | None) -> SamplingParams | None:
+        if params is not None and params.n != 1:
+            raise RequestError(f"a stream has one sample, n = {params.n} was asked for")
+        return params
+
+
+_DEFAULT = SamplingParams()
+
+
+def _is_one_prompt(prompts: Any) -> bool:
+    if isinstance(prompts, str):
+        return True
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"a prompt is a string or a list of token ids, not {type(prompts).__name__}")
+    return len(prompts) > 0 and hasattr(prompts[0], "__index__")
+
+
+def _one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams] | list[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(f"params has {len(params)} entries for {count} prompts")
+    return list(params)
+
+
+def _collect(handles: list[Handle]) -> list[GenerationResult]:
+    """Waits for all; if interrupted, cancels all."""
+    try:
+        return [handle.result() for handle in handles]
+    except BaseException:
+        for handle in handles:
+            handle.cancel()
+        raise
+
+
+def _raise_failures(handle: Handle) -> Iterator[StreamPiece]:
+    for piece in handle.pieces():
+        if piece.result is not None and piece.result.error is not None:
+            raise piece.result.error
+        yield piece

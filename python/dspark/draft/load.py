@@ -1,0 +1,81 @@
+"""Loading a draft from a checkpoint directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dspark.checkpoint.load import Progress, load_parameters, resolve_dtype
+from dspark.draft.config import DraftConfig
+from dspark.draft.model import DSparkDraftModel
+from dspark.draft.packaging import read_draft_directory
+from dspark.draft.packaging.heads import CONFIDENCE_BIAS, stored_name
+from dspark.errors import CheckpointError, ConfigError
+from dspark.target.model import TargetModel
+
+
+def load_draft(
+    path: str | os.PathLike[str],
+    *,
+    target: TargetModel | None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str = "auto",
+    progress: Progress | None = None,
+    block_size: int | None = None,
+) -> DSparkDraftModel:
+    """Loads, binds and freezes a draft, flat or nested.
+
+    Args:
+        path: directory with config.json and safetensors weights, single or sharded.
+        target: what the draft takes embeddings and output head from where it has none. None only for a draft with
+            both.
+        dtype: "auto" keeps the checkpoint's; it must be the target's.
+        progress: called with bytes read so far and in all.
+        block_size: tokens to draft per block; up to the checkpoint's it changes nothing here (a prefix of the block
+            is used), beyond it the block is widened, up to its training width.
+
+    Raises:
+        CheckpointError: names the file, the key or tensor, what was expected and what was found.
+        ConfigError: the draft does not fit the target, or the block size is out of range.
+    """
+    config, weights = read_draft_directory(Path(path))
+    if block_size is not None:
+        config = widened(config, block_size)
+    if target is None and not (config.own_embeddings and config.own_head):
+        raise CheckpointError(
+            f"{weights.where()}: the draft has no {'output head' if config.own_embeddings else 'embeddings'} of "
+            "its own, and there is no target to take them from"
+        )
+    with torch.device("meta"):
+        model = DSparkDraftModel(config)
+    names = {name: stored_name(weights, name) for name, _ in model.named_parameters()}
+    element, place = resolve_dtype(dtype, weights, names), torch.device(device)
+    if model.confidence_head is not None and names[CONFIDENCE_BIAS] not in weights:
+        del names[CONFIDENCE_BIAS]
+        zero = torch.zeros(1, dtype=element, device=place)
+        model.confidence_head.proj.bias = nn.Parameter(zero, requires_grad=False)
+    load_parameters(model, weights, names, place, element, progress)
+    if target is not None:
+        model.bind(target)
+    return model.eval().freeze()
+
+
+def widened(config: DraftConfig, block_size: int) -> DraftConfig:
+    """The configuration that drafts at least `block_size` tokens per block.
+
+    Raises:
+        ConfigError: less than 1, or more than the weights have been trained for.
+    """
+    anchor = config.block_size - config.gamma
+    if not 1 <= block_size <= config.training_block_size - anchor:
+        raise ConfigError(
+            f"block_size {block_size} is out of range: this draft was trained to draft 1 to "
+            f"{config.training_block_size - anchor} tokens per block"
+        )
+    if block_size <= config.gamma:
+        return config
+    return dataclasses.replace(config, block_size=block_size + anchor)

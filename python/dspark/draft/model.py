@@ -1,0 +1,207 @@
+"""The draft: a block of tokens in one pass, conditioned on the target's hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dspark.attention import CachedAttention
+from dspark.draft.confidence import AcceptRatePredictor
+from dspark.draft.config import DraftConfig
+from dspark.draft.context import DraftContext
+from dspark.draft.frozen import FrozenDraft
+from dspark.draft.markov import build_markov_head
+from dspark.errors import ConfigError
+from dspark.layers.decoder import DecoderLayer, LayerShape
+from dspark.layers.norm import RMSNorm
+from dspark.layers.rotary import RotaryTable
+from dspark.target.model import TargetModel
+
+
+class DSparkDraftModel(nn.Module):
+    """DFlash backbone with, where the configuration has them, a Markov head and a confidence head.
+
+    A block is `block_size` inputs, the anchor and then mask tokens, at positions p .. p + block_size - 1 where p is
+    the length of the context. Parameters carry the published names. `freeze` prepares for inference.
+    """
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.config = config
+        shape = LayerShape(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+            qkv_bias=config.attention_bias,
+            output_bias=config.attention_bias,
+            qk_norm=True,
+        )
+        taps = len(config.target_layer_ids)
+        self.fc = nn.Linear(taps * config.target_hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if config.own_embeddings else None
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if config.own_head else None
+        self.markov_head = build_markov_head(
+            config.markov_head_type, config.vocab_size, config.markov_rank, config.hidden_size
+        )
+        self.confidence_head: AcceptRatePredictor | None = None
+        if config.enable_confidence_head:
+            rank = config.markov_rank if config.confidence_head_with_markov else 0
+            self.confidence_head = AcceptRatePredictor(config.hidden_size, rank)
+        self._target: TargetModel | None = None
+        self._frozen: FrozenDraft | None = None
+        self._rotary: RotaryTable | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' dtype."""
+        return self.norm.weight.dtype
+
+    def bind(self, target: TargetModel) -> DSparkDraftModel:
+        """Takes from the target what the draft does not own: embeddings, output head.
+
+        Raises:
+            ConfigError: sizes, taps, dtype or device do not fit together.
+        """
+        config, theirs = self.config, target.config
+        for name, ours, other in (
+            ("vocab_size", config.vocab_size, theirs.vocab_size),
+            ("width of a tap", config.target_hidden_size, theirs.hidden_size),
+            ("num_target_layers", config.num_target_layers or theirs.num_hidden_layers, theirs.num_hidden_layers),
+            ("dtype", self.dtype, target.dtype),
+            ("device", self.device, target.device),
+        ):
+            if ours != other:
+                raise ConfigError(f"the draft does not fit the target: {name} is {ours} here and {other} there")
+        for tap in config.target_layer_ids:
+            if not -1 <= tap < theirs.num_hidden_layers - 1:
+                raise ConfigError(
+                    f"the draft taps layer {tap}, but of the target's {theirs.num_hidden_layers} layers only -1 "
+                    f"(embeddings) to {theirs.num_hidden_layers - 2} can be tapped"
+                )
+        borrows = not (config.own_embeddings and config.own_head)
+        if borrows and config.hidden_size != theirs.hidden_size:
+            raise ConfigError(
+                f"the draft has hidden size {config.hidden_size} and neither embeddings nor output head of its "
+                f"own, but the target's have {theirs.hidden_size}"
+            )
+        self.__dict__["_target"] = target  # not a submodule: the target's parameters are not the draft's
+        return self
+
+    @property
+    def embedding_weight(self) -> Tensor:
+        """`[vocabulary, hidden]`: the draft's own, or the target's."""
+        if self.embed_tokens is not None:
+            return self.embed_tokens.weight
+        return self._needed_target("embeddings").embedding_weight
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Base logits `[rows, vocabulary]` of the backbone's output `[rows, hidden]`."""
+        if self._frozen is not None and self._frozen.head is not None:
+            return self._frozen.head(hidden)
+        if self.lm_head is not None:
+            return self.lm_head(hidden)  # type: ignore[no-any-return]
+        return self._needed_target("output head").project(hidden)
+
+    def freeze(self) -> DSparkDraftModel:
+        """Prepares for inference and drops the separate weights: no training or saving afterwards."""
+        if self._frozen is None:
+            with torch.inference_mode():
+                self._frozen = FrozenDraft(self.fc, self.hidden_norm, list(self.layers), self.norm, self.lm_head)
+            self.layers = nn.ModuleList()
+            self.fc = self.hidden_norm = self.lm_head = None  # type: ignore[assignment]
+        return self
+
+    def new_context(self) -> DraftContext:
+        """An empty context for one request."""
+        config = self.config
+        return DraftContext(
+            config.num_hidden_layers, config.num_key_value_heads, config.head_dim, self.dtype, self.device
+        )
+
+    def extend(self, contexts: Sequence[tuple[DraftContext, int]], taps: Tensor) -> None:
+        """Appends the context keys and values of committed tokens.
+
+        Args:
+            contexts: (context, n) of each request; its n rows of `taps` continue its context.
+            taps: `[rows, taps * target hidden]`, the target's tapped states of these tokens.
+        """
+        if taps.shape[0] != sum(n for _, n in contexts):
+            raise ConfigError(f"{taps.shape[0]} rows of taps for contexts that grow by {[n for _, n in contexts]}")
+        if taps.shape[0] == 0:
+            return
+        rows = self._rotary_table().spans([(context.length, context.length + n) for context, n in contexts])
+        keys_values = self._context(taps, rows)
+        start = 0
+        for context, n in contexts:
+            end = context.length + n
+            context.reserve(end)
+            context.data[:, :, context.length : end] = keys_values[:, :, start : start + n]
+            context.length = end
+            start += n
+
+    def _context(self, taps: Tensor, rows: Tensor) -> Tensor:
+        """Context keys and values `[layers, 2 * key heads, rows, head_dim]`."""
+        if self._frozen is not None:
+            return self._frozen.context(taps, rows)
+        context = self.hidden_norm(self.fc(taps))
+        layers = []
+        for layer in self.layers:
+            attention = layer.self_attn
+            heads = torch.cat((attention.keys(context, rows), attention.values(context)), dim=1)
+            layers.append(heads.transpose(0, 1))
+        return torch.stack(layers)
+
+    def block(self, anchors: Sequence[int], contexts: Sequence[DraftContext]) -> tuple[Tensor, Tensor]:
+        """One block per request.
+
+        Args:
+            anchors: each request's last committed token.
+            contexts: its context, which holds every token before the anchor.
+
+        Returns:
+            The backbone's output `[requests * gamma, hidden]` and base logits `[requests * gamma, vocabulary]`.
+        """
+        config, size = self.config, self.config.block_size
+        rows = self._rotary_table().spans([(context.length, context.length + size) for context in contexts])
+        attention = CachedAttention(
+            [(context, size) for context in contexts], config.num_attention_heads, config.windows, causal=False
+        )
+        masks = [config.mask_token_id] * (size - 1)
+        ids = [token for anchor in anchors for token in (anchor, *masks)]
+        x = F.embedding(torch.tensor(ids, device=self.device), self.embedding_weight)
+        hidden = self._layers(x, rows, attention)
+        if config.drop_anchor_slot:
+            hidden = hidden.view(-1, size, config.hidden_size)[:, 1:].reshape(-1, config.hidden_size)
+        return hidden, self.project(hidden)
+
+    def _layers(self, x: Tensor, rows: Tensor, attention: CachedAttention) -> Tensor:
+        if self._frozen is not None:
+            return self._frozen.norm(self._frozen.layers(x, rows, attention))
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rows, partial(attention.layer, index))
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def _rotary_table(self) -> RotaryTable:
+        if self._rotary is None:
+            self._rotary = RotaryTable(self.config.rope, self.config.head_dim, self.dtype, self.device)
+        return self._rotary
+
+    def _needed_target(self, what: str) -> TargetModel:
+        if self._target is None:
+            raise ConfigError(f"this draft has no {what} of its own: bind it to a target first")
+        return self._target

@@ -1,0 +1,100 @@
+"""What the packagings of a Qwen3-shaped backbone have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dspark.checkpoint.config_file import ConfigFile
+from dspark.checkpoint.rope import read_rope
+from dspark.checkpoint.weights import WeightFiles
+from dspark.draft.config import DraftConfig
+from dspark.draft.packaging.heads import HeadDefaults, read_heads
+from dspark.draft.packaging.switches import Switches
+from dspark.errors import CheckpointError
+from dspark.target.config import head_sizes
+
+EMBEDDINGS = "embed_tokens.weight"
+HEAD = "lm_head.weight"
+PROJECTION = "fc.weight"
+
+
+def read_backbone(
+    config: ConfigFile,
+    weights: WeightFiles,
+    *,
+    packaging: str,
+    architecture: str,
+    taps: tuple[int, ...],
+    defaults: HeadDefaults,
+    notes: Sequence[str] = (),
+) -> DraftConfig:
+    """A `DraftConfig` from the keys that mean the same in every packaging."""
+    switches = Switches(config)
+    sizes = head_sizes(config)
+    vocab_size, layers = config.integer("vocab_size"), config.integer("num_hidden_layers")
+    if config.flag("mlp_bias", False):
+        raise CheckpointError(f"{config.path}: mlp_bias is true, which no known draft has")
+    block_size = switches.positive("block_size")
+    if block_size is None:
+        raise CheckpointError(f"{config.path}: block_size is missing")
+    training = switches.positive("training_block_size") or block_size
+    if training < block_size:
+        raise CheckpointError(
+            f"{config.path}: training_block_size {training} is less than block_size {block_size}"
+        )
+    mask = switches.count("mask_token_id")
+    if mask is None or mask >= vocab_size:
+        found = "missing" if mask is None else mask
+        raise CheckpointError(f"{config.path}: mask_token_id is {found}; expected an id below {vocab_size}")
+    target_layers = switches.positive("num_target_layers")
+    check_taps(config, taps, target_layers)
+    heads = read_heads(switches, weights, sizes["hidden_size"], defaults)
+    return DraftConfig(
+        packaging=packaging,
+        architecture=architecture,
+        vocab_size=vocab_size,
+        intermediate_size=config.integer("intermediate_size"),
+        num_hidden_layers=layers,
+        max_position_embeddings=config.integer("max_position_embeddings"),
+        rms_norm_eps=config.number("rms_norm_eps", 1e-6),
+        attention_bias=config.flag("attention_bias", False),
+        rope=read_rope(config),
+        windows=config.layer_windows(layers),
+        block_size=block_size,
+        training_block_size=training,
+        mask_token_id=mask,
+        target_layer_ids=taps,
+        num_target_layers=target_layers,
+        target_hidden_size=_tap_width(config, weights, len(taps), sizes["hidden_size"]),
+        markov_rank=heads.markov_rank,
+        markov_head_type=heads.markov_head_type,
+        enable_confidence_head=heads.enable_confidence_head,
+        confidence_head_with_markov=heads.confidence_head_with_markov,
+        own_embeddings=EMBEDDINGS in weights,
+        own_head=HEAD in weights,
+        notes=(*notes, *heads.notes),
+        **sizes,
+    )
+
+
+def check_taps(config: ConfigFile, taps: tuple[int, ...], target_layers: int | None) -> None:
+    """Taps are -1 (embeddings) or a layer before the target's last: the last one's output is not a tap."""
+    for tap in taps:
+        if tap < -1 or (target_layers is not None and tap > target_layers - 2):
+            limit = "the last but one target layer" if target_layers is None else target_layers - 2
+            raise CheckpointError(f"{config.path}: target_layer_ids has {tap}; expected -1 (embeddings) to {limit}")
+
+
+def _tap_width(config: ConfigFile, weights: WeightFiles, taps: int, hidden_size: int) -> int:
+    """Columns of the projection per tap: the target's hidden size."""
+    shape = weights.shape(PROJECTION)
+    if shape is None:
+        raise CheckpointError(
+            f"{weights.where()}: tensor {PROJECTION} is missing; expected {[hidden_size, taps * hidden_size]}"
+        )
+    if len(shape) != 2 or shape[0] != hidden_size or shape[1] % taps:
+        raise CheckpointError(
+            f"{weights.where()}: tensor {PROJECTION} has shape {list(shape)}; with {taps} taps (target_layer_ids "
+            f"in {config.path}) expected {[hidden_size, taps * hidden_size]}"
+        )
+    return shape[1] // taps

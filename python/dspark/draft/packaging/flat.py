@@ -1,0 +1,41 @@
+"""The flat packaging (DeepSpec): every switch at top level, own embeddings and output head."""
+
+from __future__ import annotations
+
+from dspark.checkpoint.config_file import ConfigFile
+from dspark.checkpoint.weights import WeightFiles
+from dspark.draft.config import DraftConfig
+from dspark.draft.packaging.common import EMBEDDINGS, HEAD, read_backbone
+from dspark.draft.packaging.heads import HeadDefaults
+from dspark.draft.packaging.switches import Switches
+from dspark.errors import CheckpointError
+
+ARCHITECTURE = "Qwen3DSparkModel"
+DEFAULTS = HeadDefaults(markov_head_type=None, enable_confidence_head=None, confidence_head_with_markov=True)
+
+
+def recognise(config: ConfigFile, weights: WeightFiles) -> bool:
+    """Named so, or without a name: taps at top level, no `dflash_config`, own embeddings."""
+    if config.raw("dflash_config") is not None:
+        return False
+    seen = config.architectures()
+    if seen:
+        return seen == [ARCHITECTURE]
+    return config.raw("target_layer_ids") is not None and EMBEDDINGS in weights
+
+
+def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
+    """Reads a checkpoint that `recognise` accepts."""
+    for name in (EMBEDDINGS, HEAD):
+        if name not in weights:
+            raise CheckpointError(
+                f"{weights.where()}: tensor {name} is missing; the flat format has its own embeddings and output head"
+            )
+    taps = Switches(config).integers("target_layer_ids")
+    if taps is None:
+        raise CheckpointError(f"{config.path}: target_layer_ids is missing, and the flat format has no default")
+    if list(taps) != sorted(set(taps)):
+        raise CheckpointError(f"{config.path}: target_layer_ids {list(taps)} must ascend in the flat format")
+    return read_backbone(
+        config, weights, packaging="flat", architecture=ARCHITECTURE, taps=taps, defaults=DEFAULTS
+    )

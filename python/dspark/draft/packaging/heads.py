@@ -1,0 +1,125 @@
+"""Which heads a draft has: what the switches say, checked against the tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dspark.checkpoint.weights import WeightFiles
+from dspark.draft.config import MARKOV_HEADS
+from dspark.draft.packaging.switches import Switches
+from dspark.errors import CheckpointError
+
+OLDER_PREFIX = "logit_head."
+"""Older nested checkpoints keep the heads in a container of this name."""
+
+MARKOV_TENSOR = "markov_head.markov_w1.weight"
+CONFIDENCE_WEIGHT = "confidence_head.proj.weight"
+CONFIDENCE_BIAS = "confidence_head.proj.bias"
+
+
+@dataclass(frozen=True)
+class HeadDefaults:
+    """What a packaging means by a missing switch; None: the switch is required where it matters."""
+
+    markov_head_type: str | None
+    enable_confidence_head: bool | None
+    confidence_head_with_markov: bool
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The fields of `DraftConfig` about heads."""
+
+    markov_rank: int
+    markov_head_type: str | None
+    enable_confidence_head: bool
+    confidence_head_with_markov: bool
+    notes: tuple[str, ...]
+
+
+def stored_name(weights: WeightFiles, name: str) -> str:
+    """Where the tensor of a parameter is stored: under its own name, or in the older container."""
+    older = OLDER_PREFIX + name
+    return older if name not in weights and older in weights else name
+
+
+def read_heads(switches: Switches, weights: WeightFiles, hidden_size: int, defaults: HeadDefaults) -> Heads:
+    """
+    Raises:
+        CheckpointError: a head that is switched on and not stored, stored and not switched on, of an unknown type,
+            or with a width that contradicts the switches.
+    """
+    notes: list[str] = []
+    rank, kind = _markov(switches, weights, defaults, notes)
+    enabled, with_markov = _confidence(switches, weights, hidden_size, rank, defaults, notes)
+    return Heads(rank, kind, enabled, with_markov, tuple(notes))
+
+
+def _markov(
+    switches: Switches, weights: WeightFiles, defaults: HeadDefaults, notes: list[str]
+) -> tuple[int, str | None]:
+    path = switches.config.path
+    said = switches.count("markov_rank")
+    rank = said or 0
+    stored = stored_name(weights, MARKOV_TENSOR) in weights
+    if rank == 0:
+        if stored:
+            raise CheckpointError(
+                f"{path}: markov_rank is {'missing' if said is None else 0}, but {weights.where()} holds "
+                f"{stored_name(weights, MARKOV_TENSOR)}"
+            )
+        return 0, None
+    kind = switches.text("markov_head_type")
+    if kind is None:
+        kind = defaults.markov_head_type
+        notes.append(f"markov_head_type is missing: {kind} by the format's default")
+    if kind is None:
+        raise CheckpointError(f"{path}: markov_rank is {rank}, but markov_head_type is missing")
+    kind = kind.lower()
+    if kind not in MARKOV_HEADS:
+        raise CheckpointError(f"{path}: markov_head_type is {kind!r}; known are {', '.join(MARKOV_HEADS)}")
+    return rank, kind
+
+
+def _confidence(
+    switches: Switches,
+    weights: WeightFiles,
+    hidden_size: int,
+    rank: int,
+    defaults: HeadDefaults,
+    notes: list[str],
+) -> tuple[bool, bool]:
+    path = switches.config.path
+    name = stored_name(weights, CONFIDENCE_WEIGHT)
+    shape = weights.shape(name)
+    enabled = switches.flag("enable_confidence_head")
+    alpha = switches.number("confidence_head_alpha")
+    if enabled is None and alpha is not None:
+        enabled = alpha > 0.0  # the weight of its loss in training: above 0 it exists
+    if enabled is None and shape is not None:
+        raise CheckpointError(f"{path}: enable_confidence_head is missing, but {weights.where()} holds {name}")
+    if enabled is None:
+        enabled = defaults.enable_confidence_head or False
+    if not enabled:
+        return False, False
+    said = switches.flag("confidence_head_with_markov")
+    wanted = defaults.confidence_head_with_markov if said is None else said
+    width = hidden_size + (rank if wanted else 0)
+    if shape is None:
+        raise CheckpointError(
+            f"{weights.where()}: enable_confidence_head is true, but tensor {CONFIDENCE_WEIGHT} is missing; "
+            f"expected shape {[1, width]}"
+        )
+    if shape != (1, width):
+        raise CheckpointError(
+            f"{weights.where()}: tensor {name} has shape {list(shape)}, but with confidence_head_with_markov "
+            f"{str(wanted).lower()}{' (the default)' if said is None else ''} and markov_rank {rank} it must be "
+            f"{[1, width]}"
+        )
+    if said is None:
+        notes.append(f"confidence_head_with_markov is missing: {str(wanted).lower()} by the format's default")
+    if wanted and rank == 0:
+        notes.append("confidence_head_with_markov is true without a Markov head: the weight reads no such feature")
+    if stored_name(weights, CONFIDENCE_BIAS) not in weights:
+        notes.append("the confidence head has no bias: zero, as its format means")
+    return True, wanted and rank > 0

@@ -1,0 +1,64 @@
+"""The nested packaging (SpecForge): switches under `dflash_config`, embeddings and output head from the target.
+
+Anchor-first, as DeepSpec's evaluation reads it: slot 0 predicts the first drafted token.
+"""
+
+from __future__ import annotations
+
+from dspark.checkpoint.config_file import ConfigFile
+from dspark.checkpoint.weights import WeightFiles
+from dspark.draft.config import DraftConfig
+from dspark.draft.packaging.common import read_backbone
+from dspark.draft.packaging.heads import HeadDefaults
+from dspark.draft.packaging.switches import Switches
+from dspark.errors import CheckpointError
+
+ARCHITECTURE = "DSparkDraftModel"
+ARCHITECTURES = (ARCHITECTURE, "DFlashDraftModel")
+DEFAULTS = HeadDefaults(
+    markov_head_type="vanilla", enable_confidence_head=False, confidence_head_with_markov=False
+)
+
+
+def recognise(config: ConfigFile, weights: WeightFiles) -> bool:
+    """Named so, or without a name: `dflash_config` that speaks of DSpark's heads or projector."""
+    seen = config.architectures()
+    if seen:
+        return all(name in ARCHITECTURES for name in seen)
+    return config.raw("dflash_config") is not None
+
+
+def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
+    """Reads a checkpoint that `recognise` accepts."""
+    switches = Switches(config)
+    if switches.flag("sample_from_anchor") is False:
+        raise CheckpointError(
+            f"{config.path}: sample_from_anchor is false, but nested DSpark drafts sample from the anchor's slot"
+        )
+    taps, notes = switches.integers("target_layer_ids"), []
+    if taps is None:
+        taps = default_taps(config, switches)
+        notes.append(f"target_layer_ids is missing: {list(taps)} by the format's formula")
+    return read_backbone(
+        config,
+        weights,
+        packaging="nested",
+        architecture=ARCHITECTURE,
+        taps=taps,
+        defaults=DEFAULTS,
+        notes=notes,
+    )
+
+
+def default_taps(config: ConfigFile, switches: Switches) -> tuple[int, ...]:
+    """DFlash's formula: one tap per draft layer, evenly from layer 1 to the third from the end."""
+    target_layers = switches.positive("num_target_layers")
+    if target_layers is None:
+        raise CheckpointError(
+            f"{config.path}: target_layer_ids is missing, and without num_target_layers it has no default"
+        )
+    taps = config.integer("num_hidden_layers")
+    if taps == 1:
+        return (target_layers // 2,)
+    span = target_layers - 4
+    return tuple(round(1 + index * span / (taps - 1)) for index in range(taps))

@@ -1,0 +1,91 @@
+"""Switches that trainers spell in several places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dspark.checkpoint.config_file import ConfigFile, positive_integer
+from dspark.errors import CheckpointError
+
+BLOCKS = ("dflash_config", "dspark_config")
+PREFIX = "dspark_"
+HEAD_SWITCHES = ("markov_rank", "markov_head_type", "enable_confidence_head")
+
+
+class Switches:
+    """Reads a key from top level, `dflash_config`, `dspark_config` and as `dspark_<key>` of any of them.
+
+    One value in several places is fine, two values are refused with both places named.
+    """
+
+    def __init__(self, config: ConfigFile) -> None:
+        self.config = config
+        self._blocks: list[tuple[str, dict[str, Any]]] = [("", config.values)]
+        for name in BLOCKS:
+            if (block := config.object(name)) is not None:
+                self._blocks.append((f"{name}.", block))
+
+    def places(self, key: str) -> list[tuple[str, Any]]:
+        """Every place that may spell `key`, with what is there."""
+        return [
+            (f"{where}{spelling}", block.get(spelling))
+            for where, block in self._blocks
+            for spelling in (key, PREFIX + key)
+        ]
+
+    def raw(self, key: str) -> Any:
+        """The one value as stored, or None."""
+        return self.config.agreed(self.places(key), lambda value: value)
+
+    def names_a_head(self) -> bool:
+        """Whether anything is said about DSpark's heads."""
+        return any(self.raw(key) is not None for key in HEAD_SWITCHES)
+
+    def positive(self, key: str) -> int | None:
+        return self.config.agreed(self.places(key), positive_integer, "a positive integer")
+
+    def count(self, key: str) -> int | None:
+        """An integer from 0."""
+        return self.config.agreed(self.places(key), _count, "an integer from 0")
+
+    def flag(self, key: str) -> bool | None:
+        return self.config.agreed(self.places(key), _flag, "true or false")
+
+    def text(self, key: str) -> str | None:
+        return self.config.agreed(self.places(key), _text, "a string")
+
+    def number(self, key: str) -> float | None:
+        return self.config.agreed(self.places(key), _number, "a number")
+
+    def integers(self, key: str) -> tuple[int, ...] | None:
+        return self.config.agreed(self.places(key), _integers, "a list of integers")
+
+    def required(self, key: str, value: Any, why: str) -> CheckpointError | None:
+        """An error if `value` is None."""
+        if value is not None:
+            return None
+        return CheckpointError(f"{self.config.path}: {key} is missing; {why}")
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _integers(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, list) or not value:
+        return None
+    if not all(isinstance(entry, int) and not isinstance(entry, bool) for entry in value):
+        return None
+    return tuple(value)

@@ -1,0 +1,29 @@
+"""The errors of dspark: one base class, one class for each kind of caller's mistake."""
+
+
+class DSparkError(Exception):
+    """Base class of every error that dspark raises on purpose."""
+
+    def to_json(self) -> dict[str, str]:
+        """The object that the command line prints under `error`."""
+        return {"type": type(self).__name__, "message": str(self)}
+
+
+class CheckpointError(DSparkError):
+    """A checkpoint is missing, damaged, inconsistent or of a kind that is not supported."""
+
+
+class ConfigError(DSparkError):
+    """The options of a decoder contradict each other or the models."""
+
+
+class CapacityError(DSparkError):
+    """A request does not fit the context window, the cache or the queue."""
+
+
+class RequestError(DSparkError):
+    """A prompt, a chat or a sampling parameter is not valid."""
+
+
+class NumericsError(DSparkError):
+    """The target produced logits from which no token can be drawn (NaN, +inf, or all -inf)."""

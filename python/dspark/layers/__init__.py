@@ -1,0 +1,1 @@
+"""The layers that targets and drafts share: norm, rotary embedding, projections, decoder layer."""

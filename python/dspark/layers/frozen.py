@@ -1,0 +1,139 @@
+"""A stack of decoder layers for inference: fused products and as few operations as the arithmetic allows.
+
+A pass over a few rows of a small model is paid by the operation, not by the byte, so what can be prepared once
+is: stacked weights, query scale and head norms folded into the rotation, rotations of all layers in one product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dspark.attention import CachedAttention
+from dspark.layers.decoder import DecoderLayer, SelfAttention
+from dspark.layers.linear import FusedLinear
+from dspark.layers.norm import FrozenNorm, RMSNorm, accumulation_dtype
+
+ROTATIONS_AT_ONCE = 1 << 18
+"""Elements up to which the rotations of all layers are prepared together: beyond it memory outweighs the call."""
+
+
+class HeadRotation:
+    """Head norm, query scale and rotation of a group of heads, for rows at given positions.
+
+    For a head x with norm weight w and d entries, the rotated head is
+    scale w x / rms(x) cos + roll(scale w x / rms(x), d/2) sin. With u = x / hypot(|x|, sqrt(d eps)), which is
+    x / (rms(x) sqrt(d)), it is u a + roll(u, d/2) b, where a and b hold everything that does not depend on x.
+    """
+
+    __slots__ = ("accumulate", "factors", "half", "shift")
+
+    def __init__(self, layers: Sequence[Sequence[tuple[RMSNorm | None, float, int]]], like: Tensor, head_dim: int):
+        """`layers[l]` lists groups of heads as (norm, scale, number of heads)."""
+        self.accumulate = accumulation_dtype(like.dtype)
+        self.half = head_dim // 2
+        norms = [norm for layer in layers for norm, _, _ in layer if norm is not None]
+        self.shift = None
+        if norms:
+            shift = math.sqrt(head_dim * norms[0].eps)
+            self.shift = torch.tensor(shift, dtype=self.accumulate, device=like.device)
+        else:
+            layers = layers[:1]
+        self.factors = torch.stack([self._layer(layer, like, head_dim) for layer in layers], dim=1).unsqueeze(2)
+
+    def _layer(self, groups: Sequence[tuple[RMSNorm | None, float, int]], like: Tensor, head_dim: int) -> Tensor:
+        rows = []
+        for norm, scale, heads in groups:
+            weight = torch.full((head_dim,), scale, dtype=self.accumulate, device=like.device)
+            if norm is not None:
+                weight = norm.weight.detach().to(self.accumulate) * (scale * math.sqrt(head_dim))
+            rows.append(weight.expand(heads, head_dim))
+        weights = torch.cat(rows)
+        return torch.stack((weights, weights.roll(self.half, -1)))
+
+    def prepare(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """(a, b) of each layer, `[rows, heads, head_dim]`, for table rows `[2, rows, head_dim]`."""
+        rows = rows[:, None, :, None]
+        size = rows.numel() * self.factors.shape[1] * self.factors.shape[3] // 2
+        if size > ROTATIONS_AT_ONCE:
+            for factors in self.factors.unbind(1):
+                yield tuple((rows[:, 0] * factors).unbind(0))  # type: ignore[misc]
+            return
+        a, b = (rows * self.factors).unbind(0)
+        yield from zip(a.unbind(0), b.unbind(0), strict=True)
+
+    def prepare_all(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(a, b) of all layers, `[rows, layers, heads, head_dim]`."""
+        a, b = (rows[:, :, None, None] * self.factors.transpose(1, 2)).unbind(0)
+        return a, b
+
+    def apply(self, heads: Tensor, a: Tensor, b: Tensor) -> None:
+        """Rotates heads `[rows, (layers,) heads, head_dim]` in place."""
+        unit = heads
+        if self.shift is not None:
+            length = torch.linalg.vector_norm(heads, 2, -1, True, dtype=self.accumulate)
+            unit = heads / torch.hypot(length, self.shift)
+        elif heads.dtype != self.accumulate:
+            unit = heads.to(self.accumulate)
+        torch.addcmul(unit * a, unit.roll(self.half, -1), b, out=heads)
+
+
+class FrozenLayer:
+    """`DecoderLayer` over `[rows, hidden]`, without gradients."""
+
+    __slots__ = ("down", "gate_up", "norm_attention", "norm_mlp", "output", "qkv", "rotated", "rotation", "shape")
+
+    def __init__(self, layer: DecoderLayer, rotation: HeadRotation) -> None:
+        shape, attention, mlp = layer.shape, layer.self_attn, layer.mlp
+        self.norm_attention = FrozenNorm(layer.input_layernorm)
+        self.norm_mlp = FrozenNorm(layer.post_attention_layernorm)
+        self.qkv = FusedLinear([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.output = FusedLinear([attention.o_proj])
+        self.gate_up = FusedLinear([mlp.gate_proj, mlp.up_proj])
+        self.down = FusedLinear([mlp.down_proj])
+        self.rotation = rotation
+        self.rotated = shape.num_attention_heads + shape.num_key_value_heads
+        self.shape = (-1, self.rotated + shape.num_key_value_heads, shape.head_dim)
+
+    def __call__(self, x: Tensor, a: Tensor, b: Tensor, attention: CachedAttention, index: int) -> Tensor:
+        heads = self.qkv(self.norm_attention(x)).view(self.shape)
+        self.rotation.apply(heads[:, : self.rotated], a, b)
+        x = self.output.add(attention.layer(index, heads), x)
+        gate, up = self.gate_up(self.norm_mlp(x)).chunk(2, -1)
+        return self.down.add(F.silu(gate).mul_(up), x)
+
+
+class FrozenStack:
+    """All decoder layers of a model."""
+
+    def __init__(self, layers: Sequence[DecoderLayer]) -> None:
+        shape = layers[0].shape
+        groups = [_query_key_groups(layer.self_attn, layer) for layer in layers]
+        like = layers[0].input_layernorm.weight
+        self.rotation = HeadRotation(groups, like, shape.head_dim)
+        self.layers = [FrozenLayer(layer, self.rotation) for layer in layers]
+
+    def __call__(
+        self, x: Tensor, rows: Tensor, attention: CachedAttention, outputs: dict[int, Tensor] | None = None
+    ) -> Tensor:
+        """x `[rows, hidden]`, rows: of a `RotaryTable`. Layer outputs whose keys are in `outputs` are put there."""
+        rotations = self.rotation.prepare(rows)
+        for index, layer in enumerate(self.layers):
+            if (pair := next(rotations, None)) is not None:
+                a, b = pair  # without head norms one pair serves every layer
+            x = layer(x, a, b, attention, index)
+            if outputs is not None and index in outputs:
+                outputs[index] = x
+        return x
+
+
+def _query_key_groups(attention: SelfAttention, layer: DecoderLayer) -> list[tuple[RMSNorm | None, float, int]]:
+    shape = layer.shape
+    return [
+        (attention.q_norm, shape.head_dim**-0.5, shape.num_attention_heads),
+        (attention.k_norm, 1.0, shape.num_key_value_heads),
+    ]

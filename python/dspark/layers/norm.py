@@ -1,0 +1,51 @@
+"""Root-mean-square normalisation: y = w x / sqrt(mean(x^2) + eps)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Norms and rotations of f16 and bf16 models are computed in f32; f32 and f64 keep their own."""
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+class RMSNorm(nn.Module):
+    """The norm of Llama and Qwen, over the last dimension. Differentiable; `FrozenNorm` is its fast twin."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class FrozenNorm:
+    """`RMSNorm` for inference in four operations.
+
+    With n = |x| and d entries, sqrt(mean(x^2) + eps) = hypot(n, sqrt(d eps)) / sqrt(d): the sqrt(d) joins the
+    weight. torch's own `rms_norm` is a chain of seven small operations on a CPU, which is what a pass over a few
+    rows pays for.
+    """
+
+    __slots__ = ("accumulate", "narrow", "shift", "weight")
+
+    def __init__(self, norm: RMSNorm) -> None:
+        weight = norm.weight.detach()
+        self.accumulate = accumulation_dtype(weight.dtype)
+        self.narrow = None if self.accumulate == weight.dtype else weight.dtype
+        self.weight = weight.to(self.accumulate) * math.sqrt(weight.shape[0])
+        self.shift = torch.tensor(
+            math.sqrt(weight.shape[0] * norm.eps), dtype=self.accumulate, device=weight.device
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, 2, -1, True, dtype=self.accumulate)
+        y = (x / torch.hypot(length, self.shift)).mul_(self.weight)
+        return y if self.narrow is None else y.to(self.narrow)

@@ -1,0 +1,66 @@
+"""Where fetched models live, and how a directory gets there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from dspark.errors import CheckpointError
+
+Progress = Callable[[str], None]
+
+
+def say(message: str) -> None:
+    """Show one line of progress on standard error; standard output belongs to results."""
+    print(f"dspark: {message}", file=sys.stderr, flush=True)
+
+
+def cache_root() -> Path:
+    """Where fetched models live: `$DSPARK_CACHE`, else `$XDG_CACHE_HOME/dspark`, else `~/.cache/dspark`."""
+    own = os.environ.get("DSPARK_CACHE")
+    if own:
+        return Path(own).expanduser()
+    # The XDG rule: a relative path there is invalid and is ignored.
+    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "dspark"
+
+
+def build_once(target: Path, is_complete: Callable[[Path], bool], build: Callable[[Path], None]) -> Path:
+    """Return `target`, building it first unless `is_complete(target)`.
+
+    `build` fills a temporary directory beside the target, which is then renamed: a reader never sees half a
+    model, an interrupted build leaves nothing behind that looks like one, and of two concurrent builds the
+    first to finish wins and the other's work is dropped.
+    """
+    if is_complete(target):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise CheckpointError(
+            f"the model cache {target.parent} cannot be written ({error}); DSPARK_CACHE can name another"
+        ) from error
+    try:
+        made = scratch / "new"
+        made.mkdir()
+        build(made)
+        _put_in_place(made, target, is_complete, scratch / "old")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _put_in_place(made: Path, target: Path, is_complete: Callable[[Path], bool], attic: Path) -> None:
+    try:
+        made.rename(target)  # an empty directory is replaced, a filled one refuses
+    except OSError:
+        if is_complete(target):
+            return
+        if target.exists():
+            target.rename(attic)  # an older or damaged conversion
+        made.rename(target)

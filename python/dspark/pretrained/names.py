@@ -1,0 +1,89 @@
+"""From the name that a user gives to a directory in the Hugging Face layout."""
+
+from __future__ import annotations
+
+import re
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+from dspark.errors import CheckpointError
+from dspark.pretrained.cache import Progress, say
+from dspark.pretrained.smollm2 import smollm2_directory
+
+Role = Literal["target", "draft"]
+
+_HERE = Path(__file__).parent
+_KNOWN: dict[Role, tuple[str, ...]] = {
+    "target": ("tiny", "smollm2"),
+    "draft": ("tiny-draft", "smollm2-draft"),
+}
+
+
+def resolve(name_or_path: str | PathLike[str], role: Role, progress: Progress = say) -> Path:
+    """The directory of a model: an existing directory as it is, a known name, or a Hub id `owner/name`.
+
+    Known targets are `tiny` (embedded) and `smollm2` (converted into the cache on first use), known drafts
+    `tiny-draft` (embedded) and `smollm2-draft` (in a source checkout). Hub ids need the extra `dspark[hub]`.
+    A directory wins over a known name. CheckpointError where nothing is found.
+    """
+    path = Path(name_or_path).expanduser()
+    name = str(name_or_path)
+    if name and path.is_dir():  # an empty name would be the working directory
+        return path
+    if name in _KNOWN[role]:
+        return _known(name, progress)
+    if path.is_file():
+        raise CheckpointError(
+            f"{path} is a file; a {role} is given as the directory that holds its config.json"
+        )
+    other: Role = "draft" if role == "target" else "target"
+    if name in _KNOWN[other]:
+        raise CheckpointError(
+            f"{name!r} is a {other}, not a {role}; known {role}s: {', '.join(_KNOWN[role])}"
+        )
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
+        return _from_hub(name, role, progress)
+    raise CheckpointError(
+        f"there is no directory {name!r}, and it is no known {role}; {_known_sentence(role)}"
+    )
+
+
+def _known(name: str, progress: Progress) -> Path:
+    if name == "smollm2":
+        return smollm2_directory(progress)
+    if name == "smollm2-draft":
+        checkout = _HERE.parents[2] / "models" / "smollm2-draft"
+        if not checkout.is_dir():
+            raise CheckpointError(
+                "smollm2-draft is not in the wheel: give the path of models/smollm2-draft in the sources"
+            )
+        return checkout
+    return _HERE / "tiny" / {"tiny": "target", "tiny-draft": "draft"}[name]
+
+
+def _from_hub(name: str, role: Role, progress: Progress) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise CheckpointError(
+            f"there is no directory {name!r}; {_known_sentence(role)}; "
+            "to fetch from the Hugging Face Hub: pip install 'dspark[hub]'"
+        ) from error
+    progress(f"fetching {name} from the Hugging Face Hub, unless it is cached")
+    try:
+        # No pickled weights and no code: neither would be loaded.
+        found = snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"])
+    except Exception as error:  # the library's errors come from several packages; each is a model not found
+        raise CheckpointError(
+            f"there is no directory {name!r}, and the Hugging Face Hub did not give it: {_first_line(error)}"
+        ) from error
+    return Path(found)
+
+
+def _known_sentence(role: Role) -> str:
+    return f"known names: {', '.join(_KNOWN[role])}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,177 @@
+"""A target, its draft and its tokenizer, loaded together."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from dspark.draft import DSparkDraftModel, load_draft
+from dspark.errors import CheckpointError, ConfigError, RequestError
+from dspark.pretrained import resolve
+from dspark.serve.heads import heads_to_core
+from dspark.serve.runner import Runner
+from dspark.target import TargetModel, load_target
+from dspark.text import Tokenizer
+from dspark.text.files import eos_token_ids, read_object
+
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What a decoder decodes with."""
+
+    target: TargetModel
+    draft: DSparkDraftModel | None
+    tokenizer: Tokenizer | None
+    generation_config: Mapping[str, Any]
+    end_token_ids: tuple[int, ...]
+    """The ids that end a text."""
+    paths: tuple[Path, Path | None]
+    switched_off: list[str] = field(default_factory=list)
+
+    @classmethod
+    def load(
+        cls,
+        target: str | PathLike[str],
+        draft: str | PathLike[str] | None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        block_size: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Self:
+        """Loads target, draft and tokenizer; raises `CheckpointError` or `ConfigError`."""
+        where, what = parse_device(device), parse_dtype(dtype)
+        target_path = resolve(target, "target")
+        draft_path = None if draft is None else resolve(draft, "draft")
+        model = load_target(target_path, device=where, dtype=what, progress=progress)
+        draft_model = None
+        if draft_path is not None:
+            # The draft computes as the target does: its features and its rows meet the target's.
+            draft_model = load_draft(
+                draft_path, target=model, device=where, dtype=model.dtype, block_size=block_size, progress=progress
+            )
+        switched_off: list[str] = []
+        tokenizer = None
+        try:
+            tokenizer = Tokenizer.from_directory(target_path)
+        except CheckpointError as error:
+            switched_off.append(f"text: {error}")
+        return cls(
+            target=model,
+            draft=draft_model,
+            tokenizer=tokenizer,
+            generation_config=read_object(target_path / "generation_config.json"),
+            end_token_ids=eos_token_ids(target_path),
+            paths=(target_path, draft_path),
+            switched_off=switched_off,
+        )
+
+    @property
+    def window(self) -> int:
+        """Positions that the target was made for."""
+        return self.target.config.max_position_embeddings
+
+    @property
+    def gamma(self) -> int:
+        """Tokens that one draft pass proposes; 0 without a draft."""
+        return 0 if self.draft is None else self.draft.config.gamma
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether the draft has a confidence head."""
+        return self.draft is not None and self.draft.confidence_head is not None
+
+    @property
+    def speculation(self) -> str:
+        """What a result says about drafting."""
+        return "on" if self.draft is not None else "off: no draft"
+
+    def drafted_per_round(self, block_size: int | None) -> int:
+        """Drafted tokens to keep of each block."""
+        return self.gamma if block_size is None else min(block_size, self.gamma)
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises `RequestError` if the target has none."""
+        if self.tokenizer is None:
+            raise RequestError(f"{self.paths[0]} has no tokenizer.json: only prompts given as token ids can be used")
+        return self.tokenizer
+
+    def tokens(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """The prompt's token ids, checked; raises `RequestError`."""
+        if isinstance(prompt, str):
+            tokens = tuple(self.require_tokenizer().encode(prompt))
+        elif isinstance(prompt, Sequence):
+            tokens = tuple(prompt)
+        else:
+            raise RequestError(f"a prompt is a string or a list of token ids, not {type(prompt).__name__}")
+        if not tokens:
+            raise RequestError("the prompt is empty: at least one token is needed to begin from")
+        vocabulary = self.target.config.vocab_size
+        for position, token in enumerate(tokens):
+            if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= token < vocabulary:
+                raise RequestError(
+                    f"prompt token {position} is {token!r}, and the vocabulary has ids from 0 to {vocabulary - 1}"
+                )
+        return tuple(map(operator.index, tokens))
+
+    def runner(self) -> Runner:
+        """Torch's side of the engine."""
+        return Runner(self.target, self.draft)
+
+    def heads(self) -> dict[str, Any]:
+        """The draft's heads as the core reads them."""
+        return {} if self.draft is None else heads_to_core(self.draft)
+
+    def info(self) -> dict[str, Any]:
+        """What was loaded, and how it runs."""
+        target, draft = self.paths
+        return {
+            "target": str(target),
+            "draft": None if draft is None else str(draft),
+            "device": str(self.target.device),
+            "dtype": str(self.target.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "decisions": "Rust on the CPU, reading logits in place"
+            if self.target.device.type == "cpu"
+            else "Rust on the CPU, logits copied to the host",
+            "attention": "torch",
+            "speculation": self.speculation,
+            "switched_off": list(self.switched_off),
+        }
+
+
+def parse_device(name: str) -> torch.device:
+    """ "auto" is a GPU if torch sees one, else the CPU; raises `ConfigError`."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device must be \"auto\", \"cpu\" or \"cuda\", not {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device \"cuda\" was asked for, and torch sees no GPU")
+    return device
+
+
+def parse_dtype(name: str) -> torch.dtype | str:
+    """A torch dtype, or "auto" for the checkpoint's; raises `ConfigError`."""
+    if name == "auto":
+        return name
+    if name not in DTYPES:
+        raise ConfigError(f"dtype must be \"auto\" or one of {', '.join(DTYPES)}, not {name!r}")
+    return DTYPES[name]
+

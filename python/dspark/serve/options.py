@@ -1,0 +1,77 @@
+"""The options of a decoder, checked against its models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dspark import _core
+from dspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dspark.serve.models import Models
+
+DEFAULT_KV_TOKENS = 1 << 17
+"""Cache positions over all requests where nothing is said: more than a CPU can serve at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `DSparkDecoder.from_pretrained` was asked for beside the models."""
+
+    policy: str = "fixed"
+    confidence_threshold: float | None = None
+    cost_table: _core.CostTable | None = None
+    calibration: _core.Calibration | None = None
+    block_size: int | None = None
+    markov_candidates: int | None = None
+    acceptance: str = "rejection"
+    max_batch_size: int = 32
+    max_model_len: int | None = None
+    max_kv_tokens: int | None = None
+
+    def window(self, models: Models) -> int:
+        """Positions of one request at most."""
+        return models.window if self.max_model_len is None else self.max_model_len
+
+    def kv_tokens(self, models: Models) -> int:
+        """Positions of all running requests at most; one request of the whole window always fits the default."""
+        return self.max_kv_tokens or max(DEFAULT_KV_TOKENS, 2 * self.window(models))
+
+    def engine(self, models: Models) -> _core.Engine:
+        """The Rust engine; raises `ConfigError` for what does not fit."""
+        for name in ("block_size", "markov_candidates", "max_batch_size", "max_model_len", "max_kv_tokens"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if self.max_model_len is not None and self.max_model_len > models.window:
+            raise ConfigError(f"max_model_len = {self.max_model_len} is more than the models' window of {models.window}")
+        if self.confidence_threshold is not None and self.policy != "threshold":
+            raise ConfigError(f'confidence_threshold is for policy "threshold", and the policy is "{self.policy}"')
+        if self.policy in ("threshold", "throughput") and models.draft is not None and not models.has_confidence:
+            raise ConfigError(f'policy "{self.policy}" needs a draft with a confidence head, and this one has none')
+        return _core.Engine(
+            rule=self.acceptance,
+            policy=self.policy,
+            gamma=models.gamma,
+            block_size=models.drafted_per_round(self.block_size),
+            max_batch_size=self.max_batch_size,
+            max_kv_tokens=self.kv_tokens(models),
+            confidence_threshold=self.confidence_threshold,
+            cost_table=self.cost_table,
+            markov_candidates=self.markov_candidates,
+            calibration=self.calibration,
+        )
+
+    def info(self, models: Models) -> dict[str, Any]:
+        """The options in force."""
+        return {
+            "acceptance": self.acceptance,
+            "policy": self.policy if models.draft is not None else "none: no draft",
+            "confidence_threshold": self.confidence_threshold,
+            "block_size": models.drafted_per_round(self.block_size),
+            "markov_candidates": self.markov_candidates,
+            "max_batch_size": self.max_batch_size,
+            "max_model_len": self.window(models),
+            "max_kv_tokens": self.kv_tokens(models),
+        }

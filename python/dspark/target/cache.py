@@ -1,0 +1,9 @@
+"""The target's cache of one request."""
+
+from dspark.attention.cache import KVStore
+
+
+class KVCache(KVStore):
+    """Keys and values of one request in every layer of the target; see `KVStore` for what a rollback is."""
+
+    __slots__ = ()

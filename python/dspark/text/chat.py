@@ -1,0 +1,172 @@
+"""Chat templates: from a list of messages to the text that the model was trained to continue.
+
+A template is code that came with a checkpoint, so it runs in jinja2's sandbox. What templates in the
+wild rely on is what transformers gives them: block trimming, `break` and `continue`, `raise_exception`,
+`strftime_now`, a `tojson` that leaves `<` alone, and `{% generation %}` marks, which mean nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from dspark.errors import CheckpointError, RequestError
+from dspark.text.files import special_tokens
+
+# Kinds of message parts that need an encoder which a text model has not.
+_OTHER_MEDIA = (
+    "image",
+    "image_url",
+    "input_image",
+    "video",
+    "video_url",
+    "audio",
+    "audio_url",
+    "input_audio",
+)
+
+
+class ChatTemplates:
+    """The chat templates of one checkpoint, by name; usually one, called `default`."""
+
+    def __init__(self, sources: Mapping[str, str], tokens: Mapping[str, str], origin: str) -> None:
+        """`sources`: name to jinja2 text; `tokens`: `bos_token` and the like; `origin`: named in errors."""
+        self._sources = dict(sources)
+        self._tokens = dict(tokens)
+        self._origin = origin
+        self._environment = _environment()
+
+    @classmethod
+    def from_directory(cls, directory: Path, settings: dict[str, Any]) -> ChatTemplates:
+        """Templates of `chat_template.jinja` and `additional_chat_templates/`, else those in `settings`."""
+        sources = _listed(settings.get("chat_template"), directory / "tokenizer_config.json")
+        files = {
+            path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))
+        }
+        if (directory / "chat_template.jinja").is_file():
+            files["default"] = directory / "chat_template.jinja"
+        if files:  # files take the place of the settings' templates, as in transformers
+            sources = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+        return cls(sources, special_tokens(settings), str(directory))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The text of a chat, ready for the assistant's answer (`add_generation_prompt=True` unless given).
+
+        `variables` are the template's own keywords (`enable_thinking=False`); those it does not read have no
+        effect. RequestError without a template, on malformed messages, on tools that the template does not
+        read, and on anything that the template refuses.
+        """
+        source = self._choose(tools)
+        _check(messages)
+        context = {**self._tokens, "add_generation_prompt": True, **variables}
+        try:
+            if tools and "tools" not in meta.find_undeclared_variables(self._environment.parse(source)):
+                raise RequestError(f"the chat template of {self._origin} has no place for tools")
+            template = self._environment.from_string(source)
+            # A copy, so that nothing in a template reaches the caller's objects.
+            plain = json.loads(
+                json.dumps({"messages": list(messages), "tools": list(tools) if tools else None})
+            )
+            return template.render({**context, **plain})
+        except RequestError:
+            raise
+        except TemplateError as error:
+            raise RequestError(f"the chat template of {self._origin} refuses this chat: {error}") from error
+        except Exception as error:  # whatever the template's own expressions raise on this input
+            raise RequestError(
+                f"the chat template of {self._origin} fails on this chat: {type(error).__name__}: {error}"
+            ) from error
+
+    def _choose(self, tools: object) -> str:
+        if tools and "tool_use" in self._sources:
+            return self._sources["tool_use"]
+        if "default" in self._sources:
+            return self._sources["default"]
+        if self._sources:
+            raise RequestError(
+                f"{self._origin} has the chat templates {sorted(self._sources)} and no default one"
+            )
+        raise RequestError(f"{self._origin} has no chat template; give a plain prompt instead")
+
+
+def _listed(value: object, path: Path) -> dict[str, str]:
+    """The `chat_template` entry: nothing, one text, or a list of named ones."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in value}  # type: ignore[attr-defined]
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"{path}: chat_template is neither a text nor a list of named templates"
+        ) from error
+
+
+def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
+        raise RequestError(
+            "a chat is a list of at least one message, each like {'role': 'user', 'content': '...'}"
+        )
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RequestError(f"message {index} is {message!r}, expected a dict with a role")
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        for part in parts:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind in _OTHER_MEDIA:
+                raise RequestError(f"message {index} holds a part of type {kind!r}; only text is supported")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationMark]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationMark(Extension):
+    """`{% generation %}...{% endgeneration %}` marks words to train on; what is inside is rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)

@@ -1,0 +1,145 @@
+"""Text of a growing list of tokens, piece by piece, without showing half a character.
+
+A character may be spread over several tokens, and some decoders look at a token's neighbours. The
+promise is that the pieces joined are what decoding all tokens at once gives, that no U+FFFD is shown for
+a character that was merely unfinished, and that the time is linear in the number of tokens.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Protocol
+
+import tokenizers
+
+from dspark.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    """Incremental decoding of one request's tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._backend = tokenizer.backend
+        self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        steps = tokenizer.decoder_steps
+        self._pieces: _Pieces
+        if steps in (("ByteLevel",), ("ByteLevel", "Fuse")):
+            self._pieces = _BytePieces()
+        else:
+            self._pieces = _WindowPieces(tokenizer.backend, "ByteFallback" in steps, "ByteLevel" in steps)
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that becomes certain with these further tokens; empty while a character is unfinished."""
+        shown = ((i, self._backend.id_to_token(i)) for i in ids if i not in self._hidden)
+        # Unknown ids (a vocabulary padded beyond the tokenizer's) decode to nothing.
+        return self._pieces.push([(i, token) for i, token in shown if token is not None])
+
+    def flush(self) -> str:
+        """What was held back, an unfinished character as U+FFFD. The stream is at its end then."""
+        return self._pieces.flush()
+
+
+class _Pieces(Protocol):
+    def push(self, tokens: list[tuple[int, str]]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class _BytePieces:
+    """Byte-level tokens: each is some bytes, and the text is their concatenation read as UTF-8."""
+
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, tokens: list[tuple[int, str]]) -> str:
+        return self._utf8.decode(b"".join(_token_bytes(token) for _, token in tokens))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _WindowPieces:
+    """Any other decoder: decode a short window of tokens twice, with and without the new ones, and compare.
+
+    The window begins at the last piece shown, because a decoder may treat the first token differently (the
+    leading space of a word). Runs of `<0xE2>` tokens are held back to their end: the library decides only
+    there whether the whole run is valid UTF-8.
+    """
+
+    # Tokens of context after which the window moves on even if they show nothing by themselves.
+    _CONTEXT = 16
+
+    def __init__(self, backend: tokenizers.Tokenizer, byte_runs: bool, byte_level: bool) -> None:
+        self._backend = backend
+        self._byte_runs = byte_runs
+        self._byte_level = byte_level
+        self._shown: list[int] = []  # context: the last tokens whose text is out
+        self._held: list[int] = []
+        self._look_at = 0  # number of held tokens below which it is no use to decode them
+        self._before = ""  # text of `_shown`
+
+    def push(self, tokens: list[tuple[int, str]]) -> str:
+        if not tokens:
+            return ""
+        self._held += [i for i, _ in tokens]
+        if len(self._held) < self._look_at or (self._byte_runs and _is_byte(tokens[-1][1])):
+            return ""
+        return self._show(final=False)
+
+    def flush(self) -> str:
+        return self._show(final=True) if self._held else ""
+
+    def _show(self, final: bool) -> str:
+        text = self._decode(self._shown + self._held)
+        if not final and self._byte_level and text.endswith("\ufffd"):
+            # No character has more than four bytes: a longer wait is for broken text, and looking at it again
+            # after every token would take quadratic time.
+            self._look_at = len(self._held) + 1 if len(self._held) < 4 else 2 * len(self._held)
+            return ""
+        piece = text[len(self._before) :]
+        self._slide()
+        return piece
+
+    def _slide(self) -> None:
+        alone = self._decode(self._held)
+        if alone or len(self._shown) + len(self._held) > self._CONTEXT:
+            self._shown, self._before = self._held, alone
+        else:
+            self._shown += self._held
+            self._before = self._decode(self._shown)
+        self._held, self._look_at = [], 0
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._backend.decode(ids, skip_special_tokens=False)
+
+
+def _is_byte(token: str) -> bool:
+    """Whether ByteFallback reads this token as one byte: `<0x0A>`."""
+    if len(token) != 6 or not (token.startswith("<0x") and token.endswith(">")):
+        return False
+    return all(c in "0123456789abcdefABCDEF" for c in token[3:5])
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one printable character: itself, or one from U+0100 on."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+@lru_cache(maxsize=1 << 16)
+def _token_bytes(token: str) -> bytes:
+    """The bytes of a byte-level token; one outside the alphabet (an added token) stands for its own text."""
+    try:
+        return bytes(_ALPHABET[character] for character in token)
+    except KeyError:
+        return token.encode("utf-8")

@@ -1,0 +1,263 @@
+//! Which drafted tokens stay, and which token follows them.
+//!
+//! All three rules leave the text distributed as if the target had decoded alone.
+
+mod block;
+mod coupled;
+mod drafts;
+mod rejection;
+
+pub use crate::law::TokenLogprobs;
+
+use crate::history::History;
+use crate::law::{BadRow, Law, Workspace};
+use crate::mutant::{self, Mutant};
+use crate::noise::RoundNoise;
+use crate::params::SamplingParams;
+use crate::rows::Rows;
+use drafts::{Drafts, Read};
+
+/// How drafted tokens are judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rule {
+    /// Each token by itself: x stays with probability min(1, p(x) / q(x)), else a token of
+    /// max(p - q, 0) takes its place (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
+    Rejection,
+    /// The prefix as a whole (Sun et al., arXiv 2403.10444): never fewer tokens in expectation.
+    Block,
+    /// The target draws with noise that depends on seed and position alone; drafted tokens stay while they
+    /// equal its own (Daliri et al., arXiv 2408.07978). The text does not depend on the draft.
+    Coupled,
+}
+
+/// What a round keeps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// Number of drafted tokens kept.
+    pub accepted: usize,
+    /// The corrected or bonus token that follows them.
+    pub token: u32,
+    /// If asked for, the target's log-probabilities of the kept tokens and of `token`.
+    pub logprobs: Vec<TokenLogprobs>,
+}
+
+/// Whose row it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The target's.
+    Target,
+    /// The draft's.
+    Draft,
+}
+
+impl std::fmt::Display for Side {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Side::Target => "target",
+            Side::Draft => "draft",
+        })
+    }
+}
+
+/// A row of logits that nothing can be drawn from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("row {row} of the {side}'s logits has {reason}")]
+pub struct NumericsError {
+    /// Whose row.
+    pub side: Side,
+    /// Its index in the block, from 0.
+    pub row: usize,
+    /// What is wrong with it.
+    pub reason: BadRow,
+}
+
+/// Why a block cannot be judged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AcceptError {
+    /// The logits of one row are unusable.
+    #[error(transparent)]
+    Numerics(#[from] NumericsError),
+    /// Tokens and rows do not fit together.
+    #[error("{0}")]
+    Shape(String),
+}
+
+/// Judges the drafted tokens `ids` (L of them) by the target's logits (L + 1 rows: row `k` is that of the
+/// token after `k` drafted ones).
+///
+/// `q[k]` is the law that `ids[k]` was really drawn from; laws past the L-th are ignored, and `coupled` looks
+/// at none. Before the call `history` ends with the anchor; after it, with the last accepted token, the
+/// verdict's `token` not included; it is unchanged if the call fails. Rows behind the first rejection are
+/// never read, except by `block`, which needs them all.
+#[allow(clippy::too_many_arguments)]
+pub fn accept(
+    rule: Rule,
+    target: Rows<'_>,
+    ids: &[u32],
+    q: &[Law<'_>],
+    params: &SamplingParams,
+    history: &mut History,
+    noise: &dyn RoundNoise,
+    workspace: &mut Workspace,
+) -> Result<Verdict, AcceptError> {
+    if rule != Rule::Coupled && q.len() < ids.len() {
+        return Err(AcceptError::Shape(format!(
+            "{} drafted tokens need as many draft laws, found {}",
+            ids.len(),
+            q.len()
+        )));
+    }
+    judge(rule, target, ids, Drafts::Laws(q), params, history, noise, workspace)
+}
+
+/// The same from the draft's logits (at least L rows), whose laws are those of `params` and are built only as
+/// far as they are needed.
+#[allow(clippy::too_many_arguments)]
+pub fn accept_logits(
+    rule: Rule,
+    target: Rows<'_>,
+    ids: &[u32],
+    draft: Rows<'_>,
+    params: &SamplingParams,
+    history: &mut History,
+    noise: &dyn RoundNoise,
+    workspace: &mut Workspace,
+) -> Result<Verdict, AcceptError> {
+    if draft.rows() < ids.len() || draft.cols() != target.cols() {
+        return Err(AcceptError::Shape(format!(
+            "{} drafted tokens need draft logits of shape [{}, {}], found [{}, {}]",
+            ids.len(),
+            ids.len(),
+            target.cols(),
+            draft.rows(),
+            draft.cols()
+        )));
+    }
+    judge(rule, target, ids, Drafts::Logits(draft), params, history, noise, workspace)
+}
+
+#[allow(clippy::too_many_arguments)]
+fn judge(
+    rule: Rule,
+    target: Rows<'_>,
+    ids: &[u32],
+    drafts: Drafts<'_>,
+    params: &SamplingParams,
+    history: &mut History,
+    noise: &dyn RoundNoise,
+    workspace: &mut Workspace,
+) -> Result<Verdict, AcceptError> {
+    if target.rows() != ids.len() + 1 {
+        return Err(AcceptError::Shape(format!(
+            "{} drafted tokens need {} rows of target logits, found {}",
+            ids.len(),
+            ids.len() + 1,
+            target.rows()
+        )));
+    }
+    if let Some(id) = ids.iter().find(|id| **id as usize >= target.cols()) {
+        return Err(AcceptError::Shape(format!(
+            "drafted token {id} is outside of the vocabulary of {}",
+            target.cols()
+        )));
+    }
+    let before = history.generated();
+    let mut block = Judged {
+        target,
+        ids,
+        drafts,
+        params,
+        history,
+        noise,
+        workspace,
+        logprobs: Vec::new(),
+    };
+    let outcome = match rule {
+        Rule::Rejection => rejection::judge(&mut block),
+        Rule::Block => block::judge(&mut block),
+        Rule::Coupled => coupled::judge(&mut block),
+    };
+    match outcome {
+        Ok((accepted, token)) => {
+            let logprobs = block.logprobs;
+            history.rewind(before + accepted);
+            Ok(Verdict {
+                accepted,
+                token,
+                logprobs,
+            })
+        }
+        Err(error) => {
+            history.rewind(before);
+            Err(error.into())
+        }
+    }
+}
+
+/// A block under judgement. Rules walk along it: the law of a row is that after the tokens pushed so far.
+struct Judged<'a, 'b> {
+    target: Rows<'a>,
+    ids: &'a [u32],
+    drafts: Drafts<'a>,
+    params: &'a SamplingParams,
+    history: &'b mut History,
+    noise: &'a dyn RoundNoise,
+    workspace: &'b mut Workspace,
+    logprobs: Vec<TokenLogprobs>,
+}
+
+impl<'a> Judged<'a, '_> {
+    /// Number of drafted tokens.
+    fn drafted(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// The target's law of row `k`.
+    fn target_law(&mut self, k: usize) -> Result<Law<'a>, NumericsError> {
+        let greedy;
+        let params = if mutant::on(Mutant::TargetArgmax) {
+            greedy = SamplingParams::greedy();
+            &greedy
+        } else {
+            self.params
+        };
+        let law = Law::new(self.target.row(k), params, self.history, self.workspace);
+        law.map_err(|reason| NumericsError {
+            side: Side::Target,
+            row: k,
+            reason,
+        })
+    }
+
+    /// The law that the drafted token `k` was drawn from.
+    fn draft_law(&mut self, k: usize) -> Result<Read<'a>, NumericsError> {
+        self.drafts.law(k, self.params, self.history, self.workspace)
+    }
+
+    /// Notes the log-probabilities of a token kept from row `k`, of law `p`, if the request wants them.
+    fn report(&mut self, k: usize, p: &Law<'_>, token: u32) -> Result<(), NumericsError> {
+        let Some(n) = self.params.logprobs else { return Ok(()) };
+        let reported = if self.params.is_greedy() {
+            // At temperature 0 the law is a point: what is reported is the row before its temperature.
+            let params = self.params.before_temperature();
+            let law = Law::new(self.target.row(k), &params, self.history, self.workspace);
+            let law = law.map_err(|reason| NumericsError {
+                side: Side::Target,
+                row: k,
+                reason,
+            })?;
+            let reported = law.logprobs(token, n, self.workspace);
+            self.workspace.recycle(law);
+            reported
+        } else {
+            p.logprobs(token, n, self.workspace)
+        };
+        self.logprobs.push(reported);
+        Ok(())
+    }
+}
+
+/// p / q, where nothing that the target never says is ever accepted.
+fn ratio(p: f64, q: f64) -> f64 {
+    if p > 0.0 { p / q } else { 0.0 }
+}

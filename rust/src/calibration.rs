@@ -1,0 +1,140 @@
+//! Calibrated confidences: sequential temperature scaling (paper, section 3.2.1, post-hoc calibration).
+
+use thiserror::Error;
+
+/// Why a list of temperatures does not calibrate a draft.
+#[derive(Debug, Error, Clone, PartialEq)]
+pub enum CalibrationError {
+    /// One temperature for each position of the block, no more and no fewer.
+    #[error("calibration has {found} temperatures, the draft's block has {gamma} positions")]
+    Length {
+        /// Temperatures given.
+        found: usize,
+        /// Positions of the block.
+        gamma: usize,
+    },
+    /// NaN, infinite, zero or negative.
+    #[error("calibration temperature {slot} must be a finite number above 0, found {found}")]
+    Temperature {
+        /// Position in the block, from 0.
+        slot: usize,
+        /// What was given.
+        found: f64,
+    },
+}
+
+/// One temperature for each position of the block; it divides the logit of the confidence there.
+///
+/// Above 1 it moves confidences towards 1/2 (the head was too sure), below 1 away from it. The scale of a
+/// confidence is its acceptance under one rule and one sampling regime, so a calibration belongs to
+/// the pair it was fitted for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Calibration {
+    temperatures: Vec<f64>,
+}
+
+impl Calibration {
+    /// Temperatures for a draft of `gamma` positions.
+    ///
+    /// # Errors
+    /// [`CalibrationError`] unless there are `gamma` temperatures, all finite and above 0.
+    pub fn new(temperatures: Vec<f64>, gamma: usize) -> Result<Self, CalibrationError> {
+        let found = temperatures.len();
+        if found != gamma {
+            return Err(CalibrationError::Length { found, gamma });
+        }
+        match temperatures.iter().position(|t| !(t.is_finite() && *t > 0.0)) {
+            Some(slot) => Err(CalibrationError::Temperature { slot, found: temperatures[slot] }),
+            None => Ok(Self { temperatures }),
+        }
+    }
+
+    /// The temperatures, one for each position.
+    pub fn temperatures(&self) -> &[f64] {
+        &self.temperatures
+    }
+
+    /// The calibrated logit of position `slot` (from 0, below the block's length).
+    pub fn logit(&self, slot: usize, logit: f64) -> f64 {
+        logit / self.temperatures[slot]
+    }
+
+    /// Calibrates confidences that are probabilities already, in place: sigma(logit(c) / T).
+    ///
+    /// # Errors
+    /// [`CalibrationError::Length`] for more confidences than positions; fewer are a block that was cut.
+    pub fn apply(&self, confidences: &mut [f32]) -> Result<(), CalibrationError> {
+        let (found, gamma) = (self.temperatures.len(), confidences.len());
+        if gamma > found {
+            return Err(CalibrationError::Length { found, gamma });
+        }
+        for (slot, c) in confidences.iter_mut().enumerate() {
+            let p = f64::from(*c);
+            *c = sigmoid(self.logit(slot, (p / (1.0 - p)).ln())) as f32;
+        }
+        Ok(())
+    }
+}
+
+/// The logistic function, without overflow at either end.
+#[inline]
+pub fn sigmoid(x: f64) -> f64 {
+    if x >= 0.0 {
+        (1.0 + (-x).exp()).recip()
+    } else {
+        let e = x.exp();
+        e / (1.0 + e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_of_another_block_is_refused() {
+        for found in [0, 6, 8] {
+            let error = Calibration::new(vec![1.0; found], 7).unwrap_err();
+            assert_eq!(error, CalibrationError::Length { found, gamma: 7 });
+        }
+        let error = Calibration::new(vec![1.0; 8], 7).unwrap_err();
+        assert_eq!(error.to_string(), "calibration has 8 temperatures, the draft's block has 7 positions");
+    }
+
+    #[test]
+    fn a_temperature_that_is_none_is_refused() {
+        for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let error = Calibration::new(vec![1.0, bad], 2).unwrap_err();
+            assert!(matches!(error, CalibrationError::Temperature { slot: 1, .. }), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_temperature_divides_the_logit_of_its_own_position() {
+        let calibration = Calibration::new(vec![2.0, 0.5, 1.0], 3).unwrap();
+        assert_eq!([0, 1, 2].map(|k| calibration.logit(k, 1.0)), [0.5, 2.0, 1.0]);
+        let mut confidences = [0.9f32, 0.8, 0.7];
+        calibration.apply(&mut confidences).unwrap();
+        // sqrt(odds 9) = 3, odds 4 squared = 16.
+        for (found, expected) in confidences.iter().zip([3.0 / 4.0, 16.0 / 17.0, 0.7]) {
+            assert!((found - expected as f32).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn certainty_stays_certain_and_too_many_confidences_are_refused() {
+        let calibration = Calibration::new(vec![3.0, 3.0], 2).unwrap();
+        let mut confidences = [0.0f32, 1.0];
+        calibration.apply(&mut confidences).unwrap();
+        assert_eq!(confidences, [0.0, 1.0]);
+        assert!(calibration.apply(&mut [0.5; 3]).is_err());
+    }
+
+    #[test]
+    fn sigmoid_reaches_both_ends_without_nan() {
+        assert_eq!(sigmoid(0.0), 0.5);
+        assert_eq!(sigmoid(800.0), 1.0);
+        assert_eq!(sigmoid(-800.0), 0.0);
+        assert!((sigmoid(-40.0) / (-40f64).exp() - 1.0).abs() < 1e-12);
+    }
+}

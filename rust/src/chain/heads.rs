@@ -1,0 +1,218 @@
+//! The Markov heads: how the token just drawn bends the logits of the next one, by the formulas of the paper's
+//! section 3.1 and of the published checkpoints.
+
+use thiserror::Error;
+
+use crate::calibration::sigmoid;
+use crate::confidence::ConfidenceHead;
+use crate::linear::Compute;
+use crate::rows::{Row, Rows};
+
+/// The heads of a draft, read in place. Both may be absent.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Heads<'a> {
+    /// Without it every slot is drawn from its base logits alone.
+    pub markov: Option<MarkovHead<'a>>,
+    /// Without it there are no confidences, and only the fixed policy has something to work with.
+    pub confidence: Option<ConfidenceHead<'a>>,
+}
+
+/// A low-rank bias on the base logits (paper, equations 4 to 6): B_k = W2 f(W1[x_{k-1}], ...), r being the rank.
+#[derive(Debug, Clone, Copy)]
+pub struct MarkovHead<'a> {
+    /// f.
+    pub kind: MarkovKind<'a>,
+    /// Token embeddings, `[vocabulary, r]`, by the id of the token just drawn.
+    pub w1: Rows<'a>,
+    /// Projection to logits, `[draft vocabulary, r]`.
+    pub w2: Rows<'a>,
+}
+
+/// What makes the latent vector that W2 projects. H is the hidden size, e = W1[x_{k-1}].
+#[derive(Debug, Clone, Copy)]
+pub enum MarkovKind<'a> {
+    /// f = e.
+    Vanilla,
+    /// f = sigma(G [h_k; e] + b) * e.
+    Gated {
+        /// G, `[r, H + r]`.
+        gate_w: Rows<'a>,
+        /// b, r elements.
+        gate_b: Row<'a>,
+    },
+    /// A recurrent state s, zero before the block: with g, c, o = J [s; e; h_k] + b (r elements each),
+    /// s becomes sigma(g) * s + (1 - sigma(g)) * tanh(c), and f = tanh(o).
+    Rnn {
+        /// J, `[3r, 2r + H]`.
+        joint_w: Rows<'a>,
+        /// b, 3r elements.
+        joint_b: Row<'a>,
+    },
+}
+
+impl MarkovKind<'_> {
+    /// Whether h_k is part of f.
+    pub fn reads_hidden(&self) -> bool {
+        !matches!(self, MarkovKind::Vanilla)
+    }
+}
+
+/// A head that does not fit the draft that it is used with.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+pub enum HeadError {
+    /// A tensor of another shape.
+    #[error("{tensor} must be [{}, {}], found [{}, {}]", expected.0, expected.1, found.0, found.1)]
+    Shape {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Rows and columns that fit.
+        expected: (usize, usize),
+        /// Rows and columns given.
+        found: (usize, usize),
+    },
+    /// The head reads hidden states and there are none.
+    #[error("the {head} head needs the draft's hidden states")]
+    NoHidden {
+        /// Which head.
+        head: &'static str,
+    },
+    /// The confidence head reads Markov embeddings and there are none.
+    #[error("the confidence head has the Markov feature, but there is no Markov head")]
+    NoMarkov,
+}
+
+impl Heads<'_> {
+    /// Refuses heads that [`super::draft`] could not run on base logits of `vocabulary` columns and hidden
+    /// states of `hidden` columns.
+    ///
+    /// # Errors
+    /// [`HeadError`], naming the tensor, what was expected and what was found.
+    pub fn check(&self, vocabulary: usize, hidden: Option<usize>) -> Result<(), HeadError> {
+        let rank = self.markov.map_or(0, |head| head.w1.cols());
+        if let Some(head) = &self.markov {
+            shape("markov_w2", head.w2, (vocabulary, rank))?;
+            match head.kind {
+                MarkovKind::Vanilla => {}
+                MarkovKind::Gated { gate_w, gate_b } => {
+                    let hidden = hidden.ok_or(HeadError::NoHidden { head: "gated Markov" })?;
+                    shape("gate_proj.weight", gate_w, (rank, hidden + rank))?;
+                    length("gate_proj.bias", gate_b, rank)?;
+                }
+                MarkovKind::Rnn { joint_w, joint_b } => {
+                    let hidden = hidden.ok_or(HeadError::NoHidden { head: "RNN Markov" })?;
+                    shape("joint_proj.weight", joint_w, (3 * rank, 2 * rank + hidden))?;
+                    length("joint_proj.bias", joint_b, 3 * rank)?;
+                }
+            }
+        }
+        if let Some(head) = &self.confidence {
+            let hidden = hidden.ok_or(HeadError::NoHidden { head: "confidence" })?;
+            if head.with_markov && self.markov.is_none() {
+                return Err(HeadError::NoMarkov);
+            }
+            let inputs = hidden + if head.with_markov { rank } else { 0 };
+            length("confidence_head.proj.weight", head.weight, inputs)?;
+            head.bias.map_or(Ok(()), |bias| length("confidence_head.proj.bias", bias, 1))?;
+        }
+        Ok(())
+    }
+
+    /// Whether any of the tensors is f64.
+    pub(super) fn is_f64(&self) -> bool {
+        let rows = |rows: Rows<'_>| matches!(rows, Rows::F64(_));
+        let row = |row: Row<'_>| matches!(row, Row::F64(_));
+        let markov = self.markov.is_some_and(|head| {
+            rows(head.w1)
+                || rows(head.w2)
+                || match head.kind {
+                    MarkovKind::Vanilla => false,
+                    MarkovKind::Gated { gate_w, gate_b } => rows(gate_w) || row(gate_b),
+                    MarkovKind::Rnn { joint_w, joint_b } => rows(joint_w) || row(joint_b),
+                }
+        });
+        markov || self.confidence.is_some_and(|head| row(head.weight))
+    }
+}
+
+fn shape(tensor: &'static str, rows: Rows<'_>, expected: (usize, usize)) -> Result<(), HeadError> {
+    let found = (rows.rows(), rows.cols());
+    if found == expected { Ok(()) } else { Err(HeadError::Shape { tensor, expected, found }) }
+}
+
+fn length(tensor: &'static str, row: Row<'_>, expected: usize) -> Result<(), HeadError> {
+    let (expected, found) = ((1, expected), (1, row.len()));
+    if found == expected { Ok(()) } else { Err(HeadError::Shape { tensor, expected, found }) }
+}
+
+/// The head's side of one chain: what it remembers, and the vectors of the current step.
+#[derive(Debug, Default)]
+pub(super) struct Latent<R> {
+    /// `[h_k; e]`, each present if there is one.
+    features: Vec<R>,
+    hidden: usize,
+    state: Vec<R>,
+    inputs: Vec<R>,
+    projected: Vec<R>,
+    latent: Vec<R>,
+}
+
+impl<R: Compute> Latent<R> {
+    /// Begins a step: `previous` is the token just drawn (or the anchor), `hidden` is h_k.
+    pub(super) fn enter(&mut self, heads: &Heads<'_>, previous: usize, hidden: Option<Row<'_>>) {
+        self.features.clear();
+        if let Some(hidden) = hidden {
+            R::extend(hidden, &mut self.features);
+        }
+        self.hidden = self.features.len();
+        if let Some(head) = &heads.markov {
+            R::extend(head.w1.row(previous), &mut self.features);
+        }
+    }
+
+    /// `[h_k; e]`: what the confidence head reads.
+    pub(super) fn features(&self) -> &[R] {
+        &self.features
+    }
+
+    /// Advances the head by one step; gives the vector that W2 projects.
+    pub(super) fn advance(&mut self, kind: &MarkovKind<'_>) -> &[R] {
+        let (hidden, embedding) = self.features.split_at(self.hidden);
+        let rank = embedding.len();
+        self.latent.clear();
+        match *kind {
+            MarkovKind::Vanilla => self.latent.extend_from_slice(embedding),
+            MarkovKind::Gated { gate_w, gate_b } => {
+                project(gate_w, gate_b, &self.features, &mut self.projected);
+                let gated = self
+                    .projected
+                    .iter()
+                    .zip(embedding)
+                    .map(|(g, e)| R::narrow(sigmoid(g.widen()) * e.widen()));
+                self.latent.extend(gated);
+            }
+            MarkovKind::Rnn { joint_w, joint_b } => {
+                self.state.resize(rank, R::default());
+                self.inputs.clear();
+                for part in [self.state.as_slice(), embedding, hidden] {
+                    self.inputs.extend_from_slice(part);
+                }
+                project(joint_w, joint_b, &self.inputs, &mut self.projected);
+                let (gates, rest) = self.projected.split_at(rank);
+                let (candidates, outputs) = rest.split_at(rank);
+                for ((s, g), c) in self.state.iter_mut().zip(gates).zip(candidates) {
+                    let gate = sigmoid(g.widen());
+                    *s = R::narrow(gate * s.widen() + (1.0 - gate) * c.widen().tanh());
+                }
+                self.latent.extend(outputs.iter().map(|o| R::narrow(o.widen().tanh())));
+            }
+        }
+        &self.latent
+    }
+}
+
+/// `out = weights inputs + bias`.
+fn project<R: Compute>(weights: Rows<'_>, bias: Row<'_>, inputs: &[R], out: &mut Vec<R>) {
+    out.clear();
+    R::extend(bias, out);
+    R::add_products(weights, inputs, out);
+}

@@ -1,0 +1,185 @@
+//! A request that runs: its tokens, its account, and how it ends.
+
+use std::time::{Duration, Instant};
+
+use crate::accept::{TokenLogprobs, Verdict};
+use crate::chain::Chain;
+use crate::engine::{Failure, Finish, FinishReason, Request, RequestId, Round, Stats, StopReason, Timing, Update};
+use crate::history::History;
+use crate::law::Workspace;
+use crate::noise::Counted;
+use crate::stop::StopHit;
+
+/// State of a running request between rounds.
+pub(super) struct Active {
+    pub(super) request: Request,
+    pub(super) history: History,
+    pub(super) workspace: Workspace,
+    /// This round's draft.
+    pub(super) chain: Chain,
+    /// The anchor, then the drafted tokens that the target checks; for the prefill, the prompt's last token.
+    pub(super) rows: Vec<u32>,
+    /// Positions reserved in the caches.
+    pub(super) reserved: usize,
+    pub(super) timing: Timing,
+    pub(super) finish: Option<(FinishReason, Option<StopReason>, Option<Failure>)>,
+    generated: usize,
+    anchor: u32,
+    rounds: Vec<Round>,
+    bad_draft_rows: u32,
+    update: Update,
+}
+
+impl Active {
+    pub(super) fn new(request: Request, reserved: usize, now: Instant) -> Self {
+        let timing = Timing { queue: now - request.submitted, ..Timing::default() };
+        Active {
+            history: History::new(&request.prompt),
+            workspace: Workspace::default(),
+            chain: Chain::default(),
+            rows: request.prompt.last().copied().into_iter().collect(),
+            reserved,
+            timing,
+            finish: None,
+            generated: 0,
+            anchor: 0,
+            rounds: Vec::new(),
+            bad_draft_rows: 0,
+            update: Update::default(),
+            request,
+        }
+    }
+
+    /// The last committed token.
+    pub(super) fn anchor(&self) -> u32 {
+        self.anchor
+    }
+
+    /// The noise of the coming round, counted by the absolute position of its anchor.
+    pub(super) fn noise(&self) -> Counted {
+        let position = self.request.prompt.len() + self.generated - 1;
+        Counted::new(self.request.noise, position as u32)
+    }
+
+    /// Drafted tokens that this round can use: one place is the corrected or bonus token's.
+    pub(super) fn room(&self) -> usize {
+        (self.request.max_tokens - self.generated).saturating_sub(1)
+    }
+
+    /// Commits what `verdict` kept of this round's `verified` tokens; stops at the first token that ends the request.
+    pub(super) fn commit(&mut self, verdict: Verdict, verified: usize, is_round: bool) {
+        let Verdict { accepted, token, logprobs } = verdict;
+        let mut logprobs = logprobs.into_iter();
+        let mut committed = 0;
+        for k in 0..=accepted {
+            let next = if k < accepted { self.rows[1 + k] } else { token };
+            committed += 1;
+            if self.push(next, logprobs.next()) {
+                break;
+            }
+        }
+        if self.finish.is_none() {
+            // `accept` has counted the accepted tokens; the last one is ours.
+            self.history.push(token);
+            if self.generated >= self.request.max_tokens {
+                self.finish = Some((FinishReason::Length, None, None));
+            }
+        }
+        if is_round {
+            let Chain { ids, confidence, bad_rows, .. } = &mut self.chain;
+            self.bad_draft_rows += *bad_rows;
+            self.rounds.push(Round {
+                drafted: ids.len(),
+                verified,
+                accepted: accepted.min(committed),
+                committed,
+                confidence: std::mem::take(confidence),
+            });
+        }
+    }
+
+    /// Commits one token; true if it ends the request.
+    fn push(&mut self, token: u32, logprobs: Option<TokenLogprobs>) -> bool {
+        self.anchor = token;
+        self.generated += 1;
+        self.update.tokens.push(token);
+        self.update.logprobs.extend(logprobs);
+        let may_stop = self.generated >= self.request.params.min_tokens as usize;
+        let hit = self.request.stop_ids.check(token).filter(|_| may_stop);
+        // What may not end the request is still text, and a string half seen may end it later.
+        let text_may_stop = may_stop && hit.is_none();
+        let found = self.request.stop_text.as_mut().and_then(|text| text.push(token, text_may_stop));
+        let stop = match (hit, found) {
+            (Some(StopHit::End), _) => None,
+            (Some(StopHit::Token(id)), _) => Some(StopReason::Token(id)),
+            (None, Some(string)) => Some(StopReason::Text(string)),
+            (None, None) => return false,
+        };
+        self.finish = Some((FinishReason::Stop, stop, None));
+        true
+    }
+
+    /// The request and the rows of this round's verify pass that its caches keep; none once it has ended.
+    pub(super) fn kept(&mut self) -> Option<(RequestId, usize)> {
+        let kept = self.rounds.last()?.committed;
+        self.finish.is_none().then_some((self.request.id, kept))
+    }
+
+    /// Adds what this round did to the engine's totals.
+    pub(super) fn report(&self, stats: &mut Stats) {
+        if self.update.tokens.is_empty() {
+            return;
+        }
+        stats.tokens += self.update.tokens.len() as u64;
+        if let Some(round) = self.rounds.last() {
+            stats.rounds += 1;
+            stats.drafted += round.drafted as u64;
+            stats.verified += round.verified as u64;
+            stats.accepted += round.accepted as u64;
+        }
+    }
+
+    /// Ends the request unless it has ended.
+    pub(super) fn end(&mut self, reason: FinishReason, failure: Option<Failure>) {
+        self.finish.get_or_insert((reason, None, failure));
+    }
+
+    /// Sends what this round committed; with it the account, if the request has ended.
+    pub(super) fn send(&mut self, now: Instant) {
+        let at = now - self.request.submitted;
+        if !self.update.tokens.is_empty() {
+            self.timing.updates.push((at, self.update.tokens.len()));
+        }
+        let mut update = std::mem::take(&mut self.update);
+        let over = self.finish.is_some();
+        update.text = self.request.stop_text.as_mut().map(|text| text.take(over));
+        if let Some((reason, stop, error)) = self.finish.take() {
+            self.timing.total = at;
+            update.finish = Some(Finish {
+                reason,
+                stop,
+                error,
+                rounds: std::mem::take(&mut self.rounds),
+                timing: std::mem::take(&mut self.timing),
+                bad_draft_rows: self.bad_draft_rows,
+            });
+        }
+        self.request.sink.update(update);
+    }
+}
+
+/// Ends a request that never ran.
+pub(super) fn refuse(mut request: Request, reason: FinishReason, error: Option<Failure>) {
+    let timing = Timing { queue: request.submitted.elapsed(), total: request.submitted.elapsed(), ..Timing::default() };
+    let finish = Finish { reason, stop: None, error, rounds: Vec::new(), timing, bad_draft_rows: 0 };
+    request.sink.update(Update { finish: Some(finish), ..Update::default() });
+}
+
+/// Adds one pass to the account of every request that took part.
+pub(super) fn charge<'a>(requests: impl Iterator<Item = &'a mut Active>, field: fn(&mut Timing) -> &mut Duration, since: Instant) -> Duration {
+    let spent = since.elapsed();
+    for active in requests {
+        *field(&mut active.timing) += spent;
+    }
+    spent
+}

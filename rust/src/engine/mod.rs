@@ -1,0 +1,156 @@
+//! The engine: admits requests, runs rounds over a [`ModelRunner`], and ends them.
+
+mod active;
+mod pages;
+mod queue;
+mod request;
+mod round;
+mod runner;
+mod stats;
+mod stop_text;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+pub use pages::{PAGE_SIZE, Pages};
+pub use queue::Queue;
+pub use request::{Failure, Finish, FinishReason, Request, Round, Sink, StopReason, Timing, Update};
+pub use runner::{DraftPass, ModelRunner, PassRows, RequestId, RunnerError};
+pub use stats::{Stats, StatsBoard};
+pub use stop_text::{Detokenizer, StopText};
+
+use crate::accept::Rule;
+use crate::schedule::{Planner, Policy};
+use active::{Active, refuse};
+
+/// What an engine is told once.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// The acceptance rule of every request.
+    pub rule: Rule,
+    /// How many drafted tokens a round verifies.
+    pub policy: Policy,
+    /// Tokens that one draft pass proposes; 0 without a draft.
+    pub gamma: usize,
+    /// Tokens to keep of them at most.
+    pub block_size: usize,
+    /// Candidates of the Markov chain; `None` for the whole vocabulary.
+    pub markov_candidates: Option<usize>,
+    /// Calibration of the confidence head: one temperature per position.
+    pub temperatures: Option<Vec<f64>>,
+    /// Requests that run at once.
+    pub max_batch_size: usize,
+    /// Positions that all running requests may take in the caches.
+    pub max_kv_tokens: usize,
+}
+
+impl EngineConfig {
+    /// Positions that a request can come to take: prompt, answer, and the rows of a verify pass.
+    pub fn demand(&self, request: &Request) -> usize {
+        request.prompt.len() + request.max_tokens + self.block_size + 1
+    }
+
+    /// Refuses a request that could never run.
+    pub fn check(&self, request: &Request) -> Result<(), Failure> {
+        let demand = self.demand(request);
+        if Pages::new(self.max_kv_tokens).fits_ever(demand) {
+            return Ok(());
+        }
+        Err(Failure::Capacity(format!(
+            "the request can come to {demand} positions (prompt {}, max_tokens {}, verify rows {}), \
+             more than max_kv_tokens = {} holds",
+            request.prompt.len(),
+            request.max_tokens,
+            self.block_size + 1,
+            self.max_kv_tokens
+        )))
+    }
+}
+
+/// The round loop. It lives on one thread; [`Queue`] and [`StatsBoard`] are how others reach it.
+pub struct Engine<M: ModelRunner> {
+    config: EngineConfig,
+    runner: M,
+    queue: Arc<Queue>,
+    stats: Arc<StatsBoard>,
+    pages: Pages,
+    active: Vec<Active>,
+    planner: Planner,
+}
+
+impl<M: ModelRunner> Engine<M> {
+    /// An engine with nothing to do.
+    pub fn new(config: EngineConfig, runner: M, queue: Arc<Queue>, stats: Arc<StatsBoard>) -> Self {
+        let pages = Pages::new(config.max_kv_tokens);
+        let planner = Planner::new(config.policy.clone(), config.rule);
+        Engine { config, runner, queue, stats, pages, active: Vec::new(), planner }
+    }
+
+    /// Serves until the queue is closed; then aborts what is left.
+    pub fn run(&mut self) {
+        while !self.queue.is_closed() {
+            if self.active.is_empty() {
+                self.queue.wait();
+            }
+            self.step();
+        }
+    }
+
+    /// One round: ends what was cancelled, admits what fits, and lets every running request advance.
+    /// Public so that tests and other loops can drive the engine themselves.
+    pub fn step(&mut self) {
+        let started = Instant::now();
+        for active in self.active.iter_mut().filter(|active| active.request.is_over(started)) {
+            active.end(FinishReason::Abort, None);
+        }
+        self.retire();
+        self.admit();
+        if !self.active.is_empty() {
+            self.round();
+            self.stats.add(|stats| stats.round += started.elapsed());
+        }
+    }
+
+    /// Takes waiting requests into the batch, in order, while there is room; then prefills them.
+    fn admit(&mut self) {
+        let now = Instant::now();
+        for request in self.queue.take_if(|request| request.is_over(now)) {
+            refuse(request, FinishReason::Abort, None);
+        }
+        let first = self.active.len();
+        while self.active.len() < self.config.max_batch_size {
+            let Some(request) = self.queue.pop_if(|request| {
+                let demand = self.config.demand(request);
+                self.pages.can_reserve(demand) || !self.pages.fits_ever(demand)
+            }) else {
+                break;
+            };
+            let demand = self.config.demand(&request);
+            if request.max_tokens == 0 {
+                refuse(request, FinishReason::Length, None);
+            } else if let Err(failure) = self.config.check(&request) {
+                refuse(request, FinishReason::Error, Some(failure));
+            } else {
+                self.pages.reserve(demand);
+                self.active.push(Active::new(request, demand, now));
+            }
+        }
+        if self.active.len() > first {
+            self.prefill(first);
+        }
+    }
+}
+
+impl<M: ModelRunner> Drop for Engine<M> {
+    /// Nobody waits for ever: what is left is told that it was aborted.
+    fn drop(&mut self) {
+        self.queue.close();
+        for active in &mut self.active {
+            active.end(FinishReason::Abort, None);
+        }
+        self.retire();
+        for request in self.queue.take_if(|_| true) {
+            refuse(request, FinishReason::Abort, None);
+        }
+    }
+}

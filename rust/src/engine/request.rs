@@ -1,0 +1,161 @@
+//! A request: what is asked, and what comes back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::accept::TokenLogprobs;
+use crate::engine::{RequestId, StopText};
+use crate::noise::Noise;
+use crate::params::SamplingParams;
+use crate::stop::StopIds;
+
+/// Where a request's updates go. Called on the engine's thread: it must return at once.
+pub trait Sink: Send {
+    /// Takes what one round committed.
+    fn update(&mut self, update: Update);
+}
+
+/// Everything the engine needs to know of one request.
+pub struct Request {
+    /// The caller's name for it, unique among the live ones.
+    pub id: RequestId,
+    /// Token ids; never empty.
+    pub prompt: Vec<u32>,
+    /// How tokens are drawn.
+    pub params: SamplingParams,
+    /// The request's own noise: seed and index within `n`.
+    pub noise: Noise,
+    /// Tokens to generate at most, the context window already taken into account.
+    pub max_tokens: usize,
+    /// Ids that end the request.
+    pub stop_ids: StopIds,
+    /// Strings that end the request, with the means to see them.
+    pub stop_text: Option<StopText>,
+    /// When the request gives up.
+    pub deadline: Option<Instant>,
+    /// When it was made: what its times count from.
+    pub submitted: Instant,
+    /// Set from any thread to end it within a round.
+    pub cancelled: Arc<AtomicBool>,
+    /// Where updates go.
+    pub sink: Box<dyn Sink>,
+}
+
+impl Request {
+    /// Whether the request should stop before its next round.
+    pub fn is_over(&self, now: Instant) -> bool {
+        self.cancelled.load(Ordering::Relaxed) || self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+}
+
+/// What a request's client learns after a round.
+#[derive(Debug, Default)]
+pub struct Update {
+    /// Tokens committed, in order.
+    pub tokens: Vec<u32>,
+    /// Text that is certain not to be cut; only for requests with stop strings.
+    pub text: Option<String>,
+    /// One entry per token if asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Present in the last update.
+    pub finish: Option<Finish>,
+}
+
+/// Why a request ended, and its account.
+#[derive(Debug)]
+pub struct Finish {
+    /// The kind of end.
+    pub reason: FinishReason,
+    /// What stopped it, unless it was an end token.
+    pub stop: Option<StopReason>,
+    /// What failed.
+    pub error: Option<Failure>,
+    /// One record per round.
+    pub rounds: Vec<Round>,
+    /// Where the time went.
+    pub timing: Timing,
+    /// Draft rows from which nothing could be drawn.
+    pub bad_draft_rows: u32,
+}
+
+/// The kinds of end, named as in the public result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An end token, a stop id or a stop string.
+    Stop,
+    /// `max_tokens` or the context window.
+    Length,
+    /// Cancelled, timed out, or the engine closed.
+    Abort,
+    /// It failed.
+    Error,
+}
+
+/// The stop that was met, where there is something to say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopReason {
+    /// One of the request's own stop ids.
+    Token(u32),
+    /// A stop string.
+    Text(String),
+}
+
+/// A request's failure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// The target's logits were unusable.
+    Numerics(String),
+    /// A pass of the models failed.
+    Runner(String),
+    /// It does not fit.
+    Capacity(String),
+}
+
+/// What one round did for one request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Round {
+    /// Tokens drafted.
+    pub drafted: usize,
+    /// Drafted tokens that the target checked.
+    pub verified: usize,
+    /// Drafted tokens kept.
+    pub accepted: usize,
+    /// Tokens committed: accepted and one more, fewer in the round that ends the request.
+    pub committed: usize,
+    /// One probability per drafted token; empty without a confidence head.
+    pub confidence: Vec<f32>,
+}
+
+/// Where a request's time went. A pass that a batch shares counts whole for each of its requests.
+#[derive(Debug, Clone, Default)]
+pub struct Timing {
+    /// From submission to the start of its prefill.
+    pub queue: Duration,
+    /// The prefill pass.
+    pub prefill: Duration,
+    /// Draft passes, context updates and Markov chains.
+    pub draft: Duration,
+    /// Target passes.
+    pub verify: Duration,
+    /// Acceptance.
+    pub sample: Duration,
+    /// From submission to the last token.
+    pub total: Duration,
+    /// When each update was made, from submission, and how many tokens it had.
+    pub updates: Vec<(Duration, usize)>,
+}
+
+impl Update {
+    /// Appends a later update.
+    pub fn merge(&mut self, later: Update) {
+        self.tokens.extend(later.tokens);
+        self.logprobs.extend(later.logprobs);
+        if let Some(text) = later.text {
+            self.text.get_or_insert_default().push_str(&text);
+        }
+        if later.finish.is_some() {
+            self.finish = later.finish;
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! One round over the running requests: draft, plan, verify, accept, commit.
+
+use std::time::Instant;
+
+use rayon::prelude::*;
+
+use super::active::{Active, charge};
+use super::{Engine, Failure, FinishReason, ModelRunner, PassRows, RunnerError};
+use crate::accept::{Rule, accept};
+use crate::chain::{self, Chain, ChainSettings};
+use crate::rows::Rows;
+use crate::schedule::Draft;
+
+impl<M: ModelRunner> Engine<M> {
+    /// Runs the prompts of `active[first..]` and draws each one's first token.
+    pub(super) fn prefill(&mut self, first: usize) {
+        let started = Instant::now();
+        let batch = &mut self.active[first..];
+        let items: Vec<_> = batch.iter().map(|active| (active.request.id, active.request.prompt.as_slice())).collect();
+        let outcome = self.runner.prefill(&items);
+        let spent = charge(batch.iter_mut(), |timing| &mut timing.prefill, started);
+        self.stats.add(|stats| stats.prefill += spent);
+        match outcome {
+            Ok(logits) => accept_batch(self.config.rule, batch, logits.rows(), false),
+            Err(error) => fail(batch, &error),
+        }
+        self.retire();
+    }
+
+    /// Lets every running request advance by one round.
+    pub(super) fn round(&mut self) {
+        let outcome = self.draft().and_then(|()| self.verify());
+        if let Err(error) = outcome {
+            fail(&mut self.active, &error);
+        }
+        self.retire();
+    }
+
+    /// Drafts for the requests that have room for more than one token.
+    fn draft(&mut self) -> Result<(), RunnerError> {
+        let started = Instant::now();
+        for active in &mut self.active {
+            active.chain.recycle(&mut active.workspace);
+        }
+        let (gamma, block_size) = (self.config.gamma, self.config.block_size);
+        let mut drafting: Vec<&mut Active> =
+            self.active.iter_mut().filter(|active| block_size > 0 && active.room() > 0).collect();
+        if drafting.is_empty() {
+            return Ok(());
+        }
+        let items: Vec<_> = drafting.iter().map(|active| (active.request.id, active.anchor())).collect();
+        let pass = self.runner.draft(&items)?;
+        let drafted = Instant::now();
+
+        let heads = self.runner.heads();
+        let (base, hidden) = (pass.base.rows(), pass.hidden.as_ref().map(PassRows::rows));
+        heads
+            .check(base.cols(), hidden.map(|hidden| hidden.cols()))
+            .map_err(|error| RunnerError(format!("the draft's heads do not fit its states: {error}")))?;
+        let config = &self.config;
+        let work: Vec<_> = drafting.iter_mut().enumerate().collect();
+        for_each(work, |(i, active)| {
+            let rows = i * gamma..(i + 1) * gamma;
+            let settings = ChainSettings {
+                limit: block_size.min(active.room()),
+                threshold: config.policy.threshold(),
+                candidates: config.markov_candidates,
+                temperatures: config.temperatures.as_deref(),
+            };
+            let noise = active.noise();
+            active.chain = chain::draft(
+                active.anchor(),
+                base.slice(rows.clone()),
+                hidden.map(|hidden| hidden.slice(rows)),
+                &heads,
+                &settings,
+                config.rule,
+                &active.request.params,
+                &mut active.history,
+                &noise,
+                &mut active.workspace,
+            );
+        });
+        charge(drafting.into_iter(), |timing| &mut timing.draft, started);
+        self.stats.add(|stats| {
+            stats.draft += drafted - started;
+            stats.chain += drafted.elapsed();
+        });
+        Ok(())
+    }
+
+    /// Lets the target check as much of each draft as the policy says, and commits what it keeps.
+    fn verify(&mut self) -> Result<(), RunnerError> {
+        self.plan();
+        let started = Instant::now();
+        let items: Vec<_> = self.active.iter().map(|active| (active.request.id, active.rows.as_slice())).collect();
+        let logits = self.runner.verify(&items)?;
+        let verified = charge(self.active.iter_mut(), |timing| &mut timing.verify, started);
+
+        let started = Instant::now();
+        accept_batch(self.config.rule, &mut self.active, logits.rows(), true);
+        let accepted = charge(self.active.iter_mut(), |timing| &mut timing.sample, started);
+        drop(logits);
+
+        let kept: Vec<_> = self.active.iter_mut().filter_map(Active::kept).collect();
+        self.stats.add(|stats| {
+            stats.passes += 1;
+            stats.verify += verified;
+            stats.accept += accepted;
+        });
+        // Clients first: what follows prepares the next round.
+        self.retire();
+        if kept.is_empty() {
+            return Ok(());
+        }
+        let started = Instant::now();
+        self.runner.commit(&kept)?;
+        let spent = charge(self.active.iter_mut(), |timing| &mut timing.draft, started);
+        self.stats.add(|stats| stats.draft += spent);
+        Ok(())
+    }
+
+    /// Sets every request's rows of the coming target pass: its anchor and the drafted tokens to check.
+    fn plan(&mut self) {
+        let all_greedy = self.active.iter().all(|active| active.request.params.is_greedy());
+        let drafts: Vec<_> = self.active.iter().map(|active| plannable(&active.chain)).collect();
+        // Confidences are probabilities here; were they not, verifying nothing is always sound.
+        let lengths = self.planner.plan(&drafts, all_greedy).unwrap_or_else(|_| vec![0; drafts.len()]);
+        for (active, verified) in self.active.iter_mut().zip(lengths) {
+            let anchor = active.anchor();
+            active.rows.clear();
+            active.rows.push(anchor);
+            active.rows.extend_from_slice(&active.chain.ids[..verified]);
+        }
+    }
+
+    /// Sends what is new to the clients and forgets the requests that ended.
+    pub(super) fn retire(&mut self) {
+        let now = Instant::now();
+        let mut ended = Vec::new();
+        let (pages, stats) = (&mut self.pages, &self.stats);
+        self.active.retain_mut(|active| {
+            let over = active.finish.is_some();
+            stats.add(|stats| active.report(stats));
+            active.send(now);
+            if over {
+                pages.release(active.reserved);
+                ended.push(active.request.id);
+            }
+            !over
+        });
+        self.stats.add(|stats| {
+            stats.running = self.active.len();
+            stats.finished += ended.len() as u64;
+        });
+        if !ended.is_empty() {
+            self.runner.release(&ended);
+        }
+    }
+}
+
+/// What the plan may count on. A head whose confidence is not a probability vouches for nothing from there on;
+/// without a head every drafted token stands for itself.
+fn plannable(chain: &Chain) -> Draft<'_> {
+    let confidences = chain.confidence.as_slice();
+    let sure = confidences.iter().take_while(|c| (0.0..=1.0).contains(*c)).count();
+    let drafted = if confidences.is_empty() { chain.ids.len() } else { sure };
+    // The limits of budget and window were the chain's: what it drafted fits.
+    Draft { drafted, limit: drafted, confidences: &confidences[..sure] }
+}
+
+/// Applies the acceptance rule to each request's rows and commits the outcome.
+fn accept_batch(rule: Rule, batch: &mut [Active], logits: Rows<'_>, is_round: bool) {
+    let mut end = 0;
+    let work: Vec<_> = batch
+        .iter_mut()
+        .map(|active| {
+            let start = end;
+            end += active.rows.len();
+            (logits.slice(start..end), active)
+        })
+        .collect();
+    for_each(work, |(rows, active)| {
+        let verified = active.rows.len() - 1;
+        let noise = active.noise();
+        let verdict = accept(
+            rule,
+            rows,
+            &active.rows[1..],
+            &active.chain.laws[..verified],
+            &active.request.params,
+            &mut active.history,
+            &noise,
+            &mut active.workspace,
+        );
+        match verdict {
+            Ok(verdict) => active.commit(verdict, verified, is_round),
+            Err(error) => active.end(FinishReason::Error, Some(Failure::Numerics(error.to_string()))),
+        }
+    });
+}
+
+/// A batch of one stays on this thread: handing it over costs more than most rows.
+fn for_each<T: Send>(work: Vec<T>, run: impl Fn(T) + Sync + Send) {
+    if work.len() > 1 {
+        work.into_par_iter().for_each(run);
+    } else {
+        work.into_iter().for_each(run);
+    }
+}
+
+fn fail(batch: &mut [Active], error: &RunnerError) {
+    for active in batch {
+        active.end(FinishReason::Error, Some(Failure::Runner(error.to_string())));
+    }
+}

@@ -1,0 +1,54 @@
+//! The one boundary between decisions and models.
+
+use crate::chain::Heads;
+use crate::rows::Rows;
+
+/// Names a request for as long as the engine and the runner know it.
+pub type RequestId = u64;
+
+/// Logits or hidden states that a pass left in memory, readable until dropped.
+pub trait PassRows: Send + Sync {
+    /// The rows in the order in which the pass was asked for them.
+    fn rows(&self) -> Rows<'_>;
+}
+
+/// What a draft pass leaves: `gamma` rows for each request, one request after the other.
+pub struct DraftPass<R> {
+    /// Base logits U, `[requests * gamma, vocabulary]`.
+    pub base: R,
+    /// Backbone states h, `[requests * gamma, hidden]`; absent if no head reads them.
+    pub hidden: Option<R>,
+}
+
+/// Why a pass could not be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RunnerError(pub String);
+
+/// The models, seen from the engine. Each method is called at most once per round, for the whole batch,
+/// from the engine's own thread.
+pub trait ModelRunner {
+    /// Rows as this runner hands them over.
+    type Rows: PassRows;
+
+    /// Runs whole prompts through the target and hands their taps to the draft's context.
+    /// Returns the logits of each prompt's last token, `[requests, vocabulary]`.
+    fn prefill(&mut self, items: &[(RequestId, &[u32])]) -> Result<Self::Rows, RunnerError>;
+
+    /// Runs one draft block per request, behind the given anchors.
+    fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Self::Rows>, RunnerError>;
+
+    /// Runs each request's anchor and drafted tokens through the target, packed: the rows of a request
+    /// follow those of the one before. Caches are written but not advanced.
+    fn verify(&mut self, items: &[(RequestId, &[u32])]) -> Result<Self::Rows, RunnerError>;
+
+    /// Keeps the first rows of the last verify pass of each request: its caches advance by that many
+    /// positions and the kept taps become draft context. Everything else is as if it had never run.
+    fn commit(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError>;
+
+    /// Forgets requests. Unknown ids are ignored.
+    fn release(&mut self, ids: &[RequestId]);
+
+    /// The draft's heads, in place.
+    fn heads(&self) -> Heads<'_>;
+}

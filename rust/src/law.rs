@@ -1,0 +1,254 @@
+//! A row of logits after every transform: the law that a token is really drawn from.
+//!
+//! Order: `min_tokens` mask, logit bias, repetition, frequency and presence penalties, temperature,
+//! top-k, top-p, min-p; the same for draft and target. Rows in `f64` stay so; others become `f32` for the
+//! transforms. Sums, ratios, residuals and distribution functions are `f64`.
+
+mod cdf;
+mod gumbel;
+mod kernels;
+mod logprobs;
+mod real;
+mod residual;
+mod soft;
+mod transform;
+mod truncate;
+mod workspace;
+
+use std::borrow::Cow;
+
+pub use logprobs::TokenLogprobs;
+pub use workspace::Workspace;
+
+use real::{Real, Shift};
+use soft::Soft;
+use truncate::{Budget, keep_top};
+
+use crate::history::History;
+use crate::noise::RoundNoise;
+use crate::params::SamplingParams;
+use crate::rows::Row;
+
+/// Why nothing can be drawn from a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRow {
+    /// A logit is not a number.
+    #[error("a NaN")]
+    NaN,
+    /// A logit is plus infinity.
+    #[error("plus infinity")]
+    PlusInfinity,
+    /// Every logit is minus infinity, or there is none.
+    #[error("no candidate above minus infinity")]
+    NoCandidate,
+}
+
+/// Logits in the precision of the transforms, borrowed where they can be.
+#[derive(Clone, Debug)]
+pub enum Logits<'a> {
+    /// Double precision.
+    F64(Cow<'a, [f64]>),
+    /// Single precision.
+    F32(Cow<'a, [f32]>),
+}
+
+impl<'a> Logits<'a> {
+    /// Reads a row; half-precision ones are widened into a buffer of the workspace.
+    pub fn read(row: Row<'a>, workspace: &mut Workspace) -> Self {
+        let mut widened = |widen: &dyn Fn(&mut [f32])| {
+            // What an earlier row left in the buffer is overwritten, not cleared first.
+            let mut buffer = workspace.singles.pop().unwrap_or_default();
+            buffer.resize(row.len(), 0.0);
+            widen(&mut buffer);
+            Logits::F32(Cow::Owned(buffer))
+        };
+        match row {
+            Row::F64(x) => Logits::F64(Cow::Borrowed(x)),
+            Row::F32(x) => Logits::F32(Cow::Borrowed(x)),
+            Row::F16(x) => widened(&|buffer| kernels::widen_f16(x, buffer)),
+            Row::Bf16(x) => widened(&|buffer| kernels::widen_bf16(x, buffer)),
+        }
+    }
+}
+
+/// The distribution of one token.
+#[derive(Debug)]
+pub struct Law<'a>(Form<'a>);
+
+#[derive(Debug)]
+enum Form<'a> {
+    /// One token is certain.
+    Point(u32),
+    F32(Soft<'a, f32>),
+    F64(Soft<'a, f64>),
+}
+
+impl<'a> Law<'a> {
+    /// The law of a row over the whole vocabulary under `params`, after `history`.
+    pub fn new(
+        row: Row<'a>,
+        params: &SamplingParams,
+        history: &History,
+        workspace: &mut Workspace,
+    ) -> Result<Self, BadRow> {
+        let logits = Logits::read(row, workspace);
+        Self::of(logits, None, params, history, workspace)
+    }
+
+    /// The law of `logits` over the tokens `ids`, which ascend; over the whole vocabulary without them.
+    /// Other tokens have no probability, and the transforms see only these.
+    pub fn of(
+        logits: Logits<'a>,
+        ids: Option<Vec<u32>>,
+        params: &SamplingParams,
+        history: &History,
+        workspace: &mut Workspace,
+    ) -> Result<Self, BadRow> {
+        Ok(Law(match logits {
+            Logits::F32(logits) => match build(logits, ids, params, history, workspace)? {
+                Built::Point(token) => Form::Point(token),
+                Built::Soft(soft) => Form::F32(soft),
+            },
+            Logits::F64(logits) => match build(logits, ids, params, history, workspace)? {
+                Built::Point(token) => Form::Point(token),
+                Built::Soft(soft) => Form::F64(soft),
+            },
+        }))
+    }
+
+    /// The law that puts everything on one token.
+    pub fn point(token: u32) -> Law<'static> {
+        Law(Form::Point(token))
+    }
+
+    /// Probability of a token; 0 outside of the vocabulary.
+    pub fn prob(&self, token: u32) -> f64 {
+        match &self.0 {
+            Form::Point(only) => f64::from(u8::from(*only == token)),
+            Form::F32(soft) => soft.prob(token),
+            Form::F64(soft) => soft.prob(token),
+        }
+    }
+
+    /// Natural logarithm of a token's probability.
+    pub fn log_prob(&self, token: u32) -> f64 {
+        match &self.0 {
+            Form::Point(only) if *only == token => 0.0,
+            Form::Point(_) => f64::NEG_INFINITY,
+            Form::F32(soft) => soft.log_prob(token),
+            Form::F64(soft) => soft.log_prob(token),
+        }
+    }
+
+    /// The token at which the distribution function, in ascending id, passes `u` of [0, 1).
+    pub fn draw(&self, u: f64) -> u32 {
+        match &self.0 {
+            Form::Point(only) => *only,
+            Form::F32(soft) => soft.draw(u),
+            Form::F64(soft) => soft.draw(u),
+        }
+    }
+
+    /// The token with the largest log p + Gumbel noise of `slot`, ties going to the lowest id.
+    pub fn gumbel_argmax(&self, noise: &dyn RoundNoise, slot: usize) -> u32 {
+        match &self.0 {
+            Form::Point(only) => *only,
+            Form::F32(soft) => soft.gumbel_argmax(noise, slot),
+            Form::F64(soft) => soft.gumbel_argmax(noise, slot),
+        }
+    }
+
+    /// The same law, independent of the row it was read from.
+    pub fn into_owned(self) -> Law<'static> {
+        Law(match self.0 {
+            Form::Point(token) => Form::Point(token),
+            Form::F32(soft) => Form::F32(soft.into_owned()),
+            Form::F64(soft) => Form::F64(soft.into_owned()),
+        })
+    }
+}
+
+/// A law in one precision.
+enum Built<'a, F: Real> {
+    Point(u32),
+    Soft(Soft<'a, F>),
+}
+
+fn build<'a, F: Real>(
+    logits: Cow<'a, [F]>,
+    ids: Option<Vec<u32>>,
+    params: &SamplingParams,
+    history: &History,
+    workspace: &mut Workspace,
+) -> Result<Built<'a, F>, BadRow> {
+    let logits = transform::transform(logits, ids.as_deref(), params, history, workspace)?;
+    let max = largest(&logits)?;
+    if params.is_greedy() {
+        let index = F::position(&logits, max).unwrap_or_default();
+        let token = ids.as_ref().map_or(index as u32, |ids| ids[index]);
+        recycle(logits, ids, workspace);
+        return Ok(Built::Point(token));
+    }
+    let shift = Shift::new(max, params.temperature);
+    if !truncate::truncates(params, logits.len()) {
+        return Ok(Built::Soft(Soft::new(logits, ids, shift, workspace)));
+    }
+    let mut kept = truncate::truncate(&logits, shift, params, workspace);
+    let mut values = F::take(workspace);
+    values.extend(kept.iter().map(|&i| logits[i as usize]));
+    if let Some(ids) = &ids {
+        for id in &mut kept {
+            *id = ids[*id as usize];
+        }
+    }
+    recycle(logits, ids, workspace);
+    let soft = Soft::new(Cow::Owned(values), Some(kept), shift, workspace);
+    Ok(Built::Soft(soft))
+}
+
+/// The largest logit of a row that something can be drawn from.
+fn largest<F: Real>(logits: &[F]) -> Result<F, BadRow> {
+    let scan = F::scan(logits);
+    if scan.has_nan {
+        Err(BadRow::NaN)
+    } else if scan.max == F::INFINITY {
+        Err(BadRow::PlusInfinity)
+    } else if scan.max == F::NEG_INFINITY {
+        Err(BadRow::NoCandidate)
+    } else {
+        Ok(scan.max)
+    }
+}
+
+fn recycle<F: Real>(logits: Cow<'_, [F]>, ids: Option<Vec<u32>>, workspace: &mut Workspace) {
+    if let Cow::Owned(values) = logits {
+        F::pool(workspace).push(values);
+    }
+    workspace.ids.extend(ids);
+}
+
+/// Ascending ids of the `count` largest logits of a row, ties going to the lowest ids; minus infinity is
+/// never among them.
+pub fn candidates(
+    row: Row<'_>,
+    count: usize,
+    workspace: &mut Workspace,
+) -> Result<Vec<u32>, BadRow> {
+    fn select<F: Real>(
+        logits: Cow<'_, [F]>,
+        count: usize,
+        workspace: &mut Workspace,
+    ) -> Result<Vec<u32>, BadRow> {
+        let shift = Shift::new(largest(&logits)?, 1.0);
+        let ids = keep_top(&logits, shift, Budget::Tokens(count), workspace);
+        recycle(logits, None, workspace);
+        Ok(ids)
+    }
+    match Logits::read(row, workspace) {
+        Logits::F32(logits) => select(logits, count, workspace),
+        Logits::F64(logits) => select(logits, count, workspace),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,24 @@
+//! The decisions of DSpark speculative decoding.
+//!
+//! Everything that chooses lives here: which noise a draw uses, what a row of logits means under the
+//! request's sampling parameters, what is drafted, verified and accepted, and where a request stops.
+//! Nothing here multiplies matrices of a model, and nothing here knows Python: the bindings sit
+//! behind the feature `python`.
+
+pub mod accept;
+pub mod calibration;
+pub mod chain;
+pub mod confidence;
+pub mod engine;
+pub mod history;
+pub mod law;
+mod linear;
+pub mod mutant;
+pub mod noise;
+pub mod params;
+pub mod rows;
+pub mod schedule;
+pub mod stop;
+
+#[cfg(feature = "python")]
+mod python;

@@ -1,0 +1,211 @@
+//! Acceptance and drafting of one block, for people who have their own loop.
+
+use std::ops::Range;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use rayon::prelude::*;
+
+use crate::accept::{self, AcceptError, Rule, Verdict};
+use crate::chain::{self, ChainSettings};
+use crate::history::History;
+use crate::law::Workspace;
+use crate::noise::{Counted, Injected, Noise, RoundNoise};
+use crate::params::SamplingParams;
+use crate::python::errors::{NumericsError, RequestError};
+use crate::python::params::{parse_rule, sampling_params};
+use crate::python::runner::HeadTensors;
+use crate::python::tensors::Tensor;
+use crate::rows::Rows;
+
+/// The counted noise of one round: a function of the seed, the absolute `position` of the round's anchor, and the
+/// `sample` within n. Use every (seed, position, sample) for one round only.
+#[pyclass(frozen, name = "Noise", module = "dspark._core")]
+pub struct PyNoise(Counted);
+
+#[pymethods]
+impl PyNoise {
+    #[new]
+    #[pyo3(signature = (seed, position, sample = 0))]
+    fn new(seed: u64, position: u32, sample: u32) -> Self {
+        PyNoise(Counted::new(Noise { seed, sample }, position))
+    }
+}
+
+/// Uniform numbers in [0, 1) given by hand, one for each slot, in place of `Noise`: for tests and for loops with a
+/// generator of their own. Only the ratio rules use them. The bonus token of a block of L is drawn with `resample[L]`.
+#[pyclass(frozen, name = "Uniforms", module = "dspark._core")]
+pub struct PyUniforms(Injected);
+
+#[pymethods]
+impl PyUniforms {
+    #[new]
+    #[pyo3(signature = (*, draft = vec![], accept = vec![], resample = vec![]))]
+    fn new(draft: Vec<f64>, accept: Vec<f64>, resample: Vec<f64>) -> PyResult<Self> {
+        if [&draft, &accept, &resample].into_iter().flatten().any(|u| !(0.0..1.0).contains(u)) {
+            return Err(RequestError::new_err("uniform numbers must be in [0, 1)"));
+        }
+        Ok(PyUniforms(Injected { draft, accept, resample, ..Injected::default() }))
+    }
+}
+
+/// Either kind of noise.
+#[derive(FromPyObject)]
+pub enum AnyNoise<'py> {
+    /// By seed and position.
+    Counted(PyRef<'py, PyNoise>),
+    /// By hand.
+    Injected(PyRef<'py, PyUniforms>),
+}
+
+impl AnyNoise<'_> {
+    /// The noise itself; numbers given by hand must reach as far as the rule does.
+    fn for_block(&self, rule: Rule, slots: usize) -> PyResult<Box<dyn RoundNoise + Send>> {
+        match self {
+            AnyNoise::Counted(noise) => Ok(Box::new(noise.0)),
+            AnyNoise::Injected(_) if rule == Rule::Coupled => {
+                Err(RequestError::new_err("the rule \"coupled\" draws Gumbel noise: use Noise, not Uniforms"))
+            }
+            AnyNoise::Injected(given) if given.0.accept.len() < slots || given.0.resample.len() < slots + 1 => {
+                Err(RequestError::new_err(format!(
+                    "{slots} drafted tokens need {slots} accept and {} resample numbers, found {} and {}",
+                    slots + 1,
+                    given.0.accept.len(),
+                    given.0.resample.len()
+                )))
+            }
+            AnyNoise::Injected(given) => Ok(Box::new(given.0.clone())),
+        }
+    }
+}
+
+/// See `dspark.core.accept_batch`; `params` have nothing left open. `history` is `(prompt_ids, output_ids)` of each
+/// request.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "the arguments of dspark.core.accept_batch")]
+pub fn accept_batch(
+    py: Python<'_>,
+    target_logits: &Bound<'_, PyAny>,
+    draft_ids: Vec<Vec<u32>>,
+    draft_logits: &Bound<'_, PyAny>,
+    rule: &str,
+    params: Vec<Bound<'_, PyAny>>,
+    noise: Vec<AnyNoise<'_>>,
+    history: Vec<(Vec<u32>, Vec<u32>)>,
+) -> PyResult<Vec<(usize, u32)>> {
+    let rule = parse_rule(rule)?;
+    let target = Tensor::from_py(target_logits, "target_logits")?;
+    let drafted: usize = draft_ids.iter().map(Vec::len).sum();
+    let draft = match draft_logits.is_none() {
+        false => Some(Tensor::from_py(draft_logits, "draft_logits")?),
+        true if drafted == 0 || rule == Rule::Coupled => None,
+        true => return Err(RequestError::new_err("draft_logits may be None only where nothing was drafted")),
+    };
+    check_rows("target_logits", &target, drafted + draft_ids.len())?;
+    draft.as_ref().map_or(Ok(()), |draft| check_rows("draft_logits", draft, drafted))?;
+
+    let mut blocks = Vec::with_capacity(draft_ids.len());
+    let mut start = 0;
+    for (i, (((ids, params), noise), (prompt, output))) in
+        draft_ids.into_iter().zip(&params).zip(&noise).zip(history).enumerate()
+    {
+        let mut sampling = sampling_params(params)?;
+        sampling.stop_token_ids = params.getattr("stop_token_ids")?.extract::<Option<_>>()?.unwrap_or_default();
+        let mut history = History::new(&prompt);
+        output.into_iter().for_each(|token| history.push(token));
+        let (noise, rows) = (noise.for_block(rule, ids.len())?, start + i..start + i + ids.len() + 1);
+        let drafts = start..start + ids.len();
+        start += ids.len();
+        blocks.push(Block { ids, sampling, history, noise, rows, drafts });
+    }
+    let verdicts: Vec<_> = py.detach(|| {
+        let judge = |block: Block| block.judge(rule, target.rows(), draft.as_ref().map(Tensor::rows));
+        match blocks.len() {
+            0 | 1 => blocks.into_iter().map(judge).collect(),
+            _ => blocks.into_par_iter().map(judge).collect(),
+        }
+    });
+    verdicts
+        .into_iter()
+        .map(|verdict| match verdict {
+            Ok(verdict) => Ok((verdict.accepted, verdict.token)),
+            Err(AcceptError::Numerics(error)) => Err(NumericsError::new_err(error.to_string())),
+            Err(AcceptError::Shape(message)) => Err(RequestError::new_err(message)),
+        })
+        .collect()
+}
+
+fn check_rows(name: &str, tensor: &Tensor, expected: usize) -> PyResult<()> {
+    if tensor.len() == expected {
+        return Ok(());
+    }
+    Err(RequestError::new_err(format!("{name}: expected {expected} rows for these drafts, found {}", tensor.len())))
+}
+
+/// One request's part of a batch.
+struct Block {
+    ids: Vec<u32>,
+    sampling: SamplingParams,
+    history: History,
+    noise: Box<dyn RoundNoise + Send>,
+    rows: Range<usize>,
+    drafts: Range<usize>,
+}
+
+impl Block {
+    fn judge(mut self, rule: Rule, target: Rows<'_>, draft: Option<Rows<'_>>) -> Result<Verdict, AcceptError> {
+        let (target, history, ws) = (target.slice(self.rows), &mut self.history, &mut Workspace::default());
+        let (ids, params, noise) = (&self.ids, &self.sampling, &*self.noise);
+        match draft {
+            Some(draft) => {
+                accept::accept_logits(rule, target, ids, draft.slice(self.drafts), params, history, noise, ws)
+            }
+            None => accept::accept(rule, target, ids, &[], params, history, noise, ws),
+        }
+    }
+}
+
+/// Drafts one block on the CPU from a backbone's outputs: `base_logits` [gamma, V], `hidden` [gamma, H] (may be
+/// `None` if no head reads it) and `heads`, as `dspark.draft.heads_to_core` gives them. Returns the drafted tokens and one
+/// confidence for each. `threshold` stops before the first confidence below it.
+#[pyfunction]
+#[pyo3(signature = (anchor, base_logits, hidden, heads, rule, params, noise, *, limit = None, threshold = None,
+                    candidates = None, output_ids = vec![]))]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments of one Python function")]
+pub fn draft_chain(
+    py: Python<'_>,
+    anchor: u32,
+    base_logits: &Bound<'_, PyAny>,
+    hidden: &Bound<'_, PyAny>,
+    heads: &Bound<'_, PyDict>,
+    rule: &str,
+    params: &Bound<'_, PyAny>,
+    noise: PyRef<'_, PyNoise>,
+    limit: Option<usize>,
+    threshold: Option<f64>,
+    candidates: Option<usize>,
+    output_ids: Vec<u32>,
+) -> PyResult<(Vec<u32>, Vec<f32>)> {
+    let (rule, sampling, noise) = (parse_rule(rule)?, sampling_params(params)?, noise.0);
+    let base = Tensor::from_py(base_logits, "base_logits")?;
+    let hidden = (!hidden.is_none()).then(|| Tensor::from_py(hidden, "hidden")).transpose()?;
+    let heads = HeadTensors::from_py(heads)?;
+    let mut history = History::new(&[]);
+    output_ids.into_iter().for_each(|token| history.push(token));
+    let chain = py.detach(|| {
+        let settings = ChainSettings { limit: limit.unwrap_or(base.len()), threshold, candidates, temperatures: None };
+        chain::draft(
+            anchor,
+            base.rows(),
+            hidden.as_ref().map(Tensor::rows),
+            &heads.view(),
+            &settings,
+            rule,
+            &sampling,
+            &mut history,
+            &noise,
+            &mut Workspace::default(),
+        )
+    });
+    Ok((chain.ids, chain.confidence))
+}

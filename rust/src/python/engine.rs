@@ -1,0 +1,200 @@
+//! The round loop for Python: an engine, run by a thread that Python makes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::engine::{Detokenizer, Engine, EngineConfig, Queue, Request, StatsBoard, StopText};
+use crate::noise::Noise;
+use crate::python::errors::{CapacityError, ConfigError, RequestError, log, to_py};
+use crate::python::params::{parse_policy, parse_rule, sampling_params};
+use crate::python::runner::PyRunner;
+use crate::python::schedule::{PyCalibration, PyCostTable};
+use crate::python::ticket::{Delivery, Mailbox, Ticket};
+use crate::stop::{StopIds, StopStrings};
+
+/// Requests, rounds and their account. `run` is the loop; everything else may be called from any thread.
+#[pyclass(frozen, name = "Engine", module = "dspark._core")]
+pub struct PyEngine {
+    config: EngineConfig,
+    queue: Arc<Queue>,
+    stats: Arc<StatsBoard>,
+    next_id: AtomicU64,
+}
+
+#[pymethods]
+impl PyEngine {
+    #[new]
+    #[pyo3(signature = (*, rule, policy, gamma, block_size, max_batch_size, max_kv_tokens,
+                        confidence_threshold = None, cost_table = None, markov_candidates = None, calibration = None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one Python constructor")]
+    fn new(
+        rule: &str,
+        policy: &str,
+        gamma: usize,
+        block_size: usize,
+        max_batch_size: usize,
+        max_kv_tokens: usize,
+        confidence_threshold: Option<f64>,
+        cost_table: Option<PyRef<'_, PyCostTable>>,
+        markov_candidates: Option<usize>,
+        calibration: Option<PyRef<'_, PyCalibration>>,
+    ) -> PyResult<Self> {
+        if block_size > gamma {
+            return Err(ConfigError::new_err(format!("block_size = {block_size} is more than the draft's {gamma}")));
+        }
+        let temperatures = calibration.map(|calibration| calibration.0.temperatures().to_vec());
+        if let Some(temperatures) = temperatures.as_ref().filter(|temperatures| temperatures.len() != gamma) {
+            return Err(ConfigError::new_err(format!(
+                "the calibration has {} temperatures, the draft's block {gamma} positions",
+                temperatures.len()
+            )));
+        }
+        let config = EngineConfig {
+            rule: parse_rule(rule)?,
+            policy: parse_policy(policy, confidence_threshold, cost_table.map(|table| table.0.clone()))?,
+            gamma,
+            block_size,
+            markov_candidates,
+            temperatures,
+            max_batch_size,
+            max_kv_tokens,
+        };
+        Ok(PyEngine { config, queue: Arc::default(), stats: Arc::default(), next_id: AtomicU64::new(1) })
+    }
+
+    /// Serves with `runner` (see `dspark.serve.runner`) until `close`. `heads` are the draft's heads as tensors.
+    fn run(&self, py: Python<'_>, runner: Py<PyAny>, heads: &Bound<'_, PyDict>) -> PyResult<()> {
+        let runner = PyRunner::new(runner, heads)?;
+        let mut engine = Engine::new(self.config.clone(), runner, self.queue.clone(), self.stats.clone());
+        py.detach(move || engine.run());
+        Ok(())
+    }
+
+    /// Submits a request. `params` is a `SamplingParams` with nothing left open; `end_ids` end the request without
+    /// a stop reason; `detokenizer` (`push(list[int])`, `flush()`) is needed for stop strings; `notify` is called on
+    /// the engine's thread whenever there is something to fetch.
+    #[pyo3(signature = (prompt, params, *, seed, sample, max_tokens, end_ids, detokenizer = None, streams = false, notify = None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one Python method")]
+    fn submit(
+        &self,
+        prompt: Vec<u32>,
+        params: &Bound<'_, PyAny>,
+        seed: u64,
+        sample: u32,
+        max_tokens: usize,
+        end_ids: Vec<u32>,
+        detokenizer: Option<Py<PyAny>>,
+        streams: bool,
+        notify: Option<Py<PyAny>>,
+    ) -> PyResult<Ticket> {
+        let mut rust_params = sampling_params(params)?;
+        let stops: Option<Vec<u32>> = params.getattr("stop_token_ids")?.extract()?;
+        let stop_ids = StopIds::new(&end_ids, &stops.unwrap_or_default());
+        rust_params.stop_token_ids = stop_ids.iter().collect();
+        let timeout: Option<f64> = params.getattr("timeout")?.extract()?;
+        let stop_text = stop_text(params, detokenizer)?;
+
+        let submitted = Instant::now();
+        let mailbox = Arc::new(Mailbox::new(notify));
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let request = Request {
+            id: self.next_id.fetch_add(1, Ordering::Relaxed),
+            prompt,
+            params: rust_params,
+            noise: Noise { seed, sample },
+            max_tokens,
+            stop_ids,
+            stop_text,
+            // A deadline past the clock's end is none.
+            deadline: timeout
+                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                .and_then(|timeout| submitted.checked_add(timeout)),
+            submitted,
+            cancelled: cancelled.clone(),
+            sink: Box::new(Delivery { mailbox: mailbox.clone(), streams }),
+        };
+        self.config.check(&request).map_err(|failure| to_py(&failure))?;
+        self.queue.submit(request).map_err(|_| CapacityError::new_err("the decoder is closed"))?;
+        Ok(Ticket { mailbox, cancelled, queue: self.queue.clone() })
+    }
+
+    /// Ends `run` after its current round. What runs or waits is aborted.
+    fn close(&self) {
+        self.queue.close();
+    }
+
+    /// Totals since the start; times in seconds.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.stats.read();
+        let dict = PyDict::new(py);
+        dict.set_item("queued", self.queue.len())?;
+        dict.set_item("running", stats.running)?;
+        for (name, count) in [
+            ("finished", stats.finished),
+            ("tokens", stats.tokens),
+            ("rounds", stats.rounds),
+            ("drafted", stats.drafted),
+            ("verified", stats.verified),
+            ("accepted", stats.accepted),
+            ("passes", stats.passes),
+        ] {
+            dict.set_item(name, count)?;
+        }
+        for (name, spent) in [
+            ("prefill_s", stats.prefill),
+            ("draft_s", stats.draft),
+            ("chain_s", stats.chain),
+            ("verify_s", stats.verify),
+            ("accept_s", stats.accept),
+            ("round_s", stats.round),
+        ] {
+            dict.set_item(name, spent.as_secs_f64())?;
+        }
+        Ok(dict)
+    }
+}
+
+/// What sees the request's stop strings, if it has any.
+fn stop_text(params: &Bound<'_, PyAny>, detokenizer: Option<Py<PyAny>>) -> PyResult<Option<StopText>> {
+    let strings: Vec<String> = params.getattr("stop_strings")?.extract()?;
+    if strings.is_empty() {
+        return Ok(None);
+    }
+    let detokenizer = detokenizer.ok_or_else(|| RequestError::new_err("stop strings need a detokenizer"))?;
+    let keep: bool = params.getattr("include_stop_str_in_output")?.extract()?;
+    Ok(Some(StopText::new(StopStrings::new(strings, keep), Box::new(PyDetokenizer(detokenizer)))))
+}
+
+/// A `dspark.text.TextStream`.
+struct PyDetokenizer(Py<PyAny>);
+
+impl Detokenizer for PyDetokenizer {
+    fn push(&mut self, token: u32) -> String {
+        self.call("push", Some(token))
+    }
+
+    fn flush(&mut self) -> String {
+        self.call("flush", None)
+    }
+}
+
+impl PyDetokenizer {
+    /// A detokenizer that fails is logged and shows nothing: the tokens are right all the same.
+    fn call(&self, method: &str, token: Option<u32>) -> String {
+        Python::attach(|py| {
+            let object = self.0.bind(py);
+            let text = match token {
+                Some(token) => object.call_method1(method, ([token],)),
+                None => object.call_method0(method),
+            };
+            text.and_then(|text| text.extract()).unwrap_or_else(|error| {
+                log(py, "detokenizer failed", error);
+                String::new()
+            })
+        })
+    }
+}

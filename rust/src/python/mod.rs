@@ -1,0 +1,32 @@
+//! `dspark._core`: the decisions, for Python.
+
+mod decide;
+mod engine;
+mod errors;
+mod params;
+mod runner;
+mod schedule;
+mod tensors;
+mod ticket;
+
+use pyo3::prelude::*;
+
+/// The compiled part of dspark.
+#[pymodule]
+mod _core {
+    #[pymodule_export]
+    use super::decide::{accept_batch, draft_chain};
+    #[pymodule_export]
+    use super::decide::{PyNoise, PyUniforms};
+    #[pymodule_export]
+    use super::engine::PyEngine;
+    #[pymodule_export]
+    use super::schedule::{PyCalibration, PyCostTable, plan_lengths, threshold_prefix};
+    #[pymodule_export]
+    use super::ticket::Ticket;
+
+    /// The version of the package.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python's name for it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,141 @@
+//! The engine's models, reached by calling Python.
+
+use pyo3::prelude::*;
+use pyo3::call::PyCallArgs;
+use pyo3::types::PyDict;
+
+use crate::chain::{ConfidenceHead, Heads, MarkovHead, MarkovKind};
+use crate::engine::{DraftPass, ModelRunner, RequestId, RunnerError};
+use crate::python::errors::log;
+use crate::python::tensors::Tensor;
+
+/// A Python object with the methods of `dspark.serve.runner.Runner`.
+pub struct PyRunner {
+    object: Py<PyAny>,
+    heads: HeadTensors,
+}
+
+impl PyRunner {
+    /// Wraps `object`; `heads` is the dictionary that `dspark.draft` makes of a draft's heads.
+    pub fn new(object: Py<PyAny>, heads: &Bound<'_, PyDict>) -> PyResult<Self> {
+        Ok(PyRunner { object, heads: HeadTensors::from_py(heads)? })
+    }
+
+    /// Calls a method and reads its answer. An exception is logged with its traceback and fails the pass.
+    fn call<T>(
+        &self,
+        method: &str,
+        args: impl for<'py> PyCallArgs<'py>,
+        read: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>,
+    ) -> Result<T, RunnerError> {
+        Python::attach(|py| {
+            self.object.bind(py).call_method1(method, args).and_then(|answer| read(&answer)).map_err(|error| {
+                let message = format!("{method} pass failed: {error}");
+                log(py, &message, error);
+                RunnerError(message)
+            })
+        })
+    }
+}
+
+impl ModelRunner for PyRunner {
+    type Rows = Tensor;
+
+    fn prefill(&mut self, items: &[(RequestId, &[u32])]) -> Result<Tensor, RunnerError> {
+        let (ids, prompts): (Vec<_>, Vec<_>) = items.iter().copied().unzip();
+        self.call("prefill", (ids, prompts), |rows| Tensor::from_py(rows, "prefill logits"))
+    }
+
+    fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Tensor>, RunnerError> {
+        let (ids, anchors): (Vec<_>, Vec<_>) = items.iter().copied().unzip();
+        self.call("draft", (ids, anchors), |answer| {
+            let (base, hidden): (Bound<'_, PyAny>, Option<Bound<'_, PyAny>>) = answer.extract()?;
+            let hidden = hidden.map(|hidden| Tensor::from_py(&hidden, "draft states")).transpose()?;
+            Ok(DraftPass { base: Tensor::from_py(&base, "draft logits")?, hidden })
+        })
+    }
+
+    fn verify(&mut self, items: &[(RequestId, &[u32])]) -> Result<Tensor, RunnerError> {
+        let ids: Vec<_> = items.iter().map(|(id, _)| *id).collect();
+        let tokens: Vec<_> = items.iter().flat_map(|(_, rows)| rows.iter().copied()).collect();
+        let lengths: Vec<_> = items.iter().map(|(_, rows)| rows.len()).collect();
+        self.call("verify", (ids, tokens, lengths), |rows| Tensor::from_py(rows, "verify logits"))
+    }
+
+    fn commit(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError> {
+        let (ids, kept): (Vec<_>, Vec<_>) = items.iter().copied().unzip();
+        self.call("commit", (ids, kept), |_| Ok(()))
+    }
+
+    fn release(&mut self, ids: &[RequestId]) {
+        // Already logged, and there is nobody left to tell.
+        let _ = self.call("release", (ids,), |_| Ok(()));
+    }
+
+    fn heads(&self) -> Heads<'_> {
+        self.heads.view()
+    }
+}
+
+/// The heads' tensors, kept alive.
+#[derive(Default)]
+pub struct HeadTensors {
+    markov: Option<(MarkovTensors, Tensor, Tensor)>,
+    confidence: Option<(Tensor, Option<Tensor>, bool)>,
+}
+
+enum MarkovTensors {
+    Vanilla,
+    Gated(Tensor, Tensor),
+    Rnn(Tensor, Tensor),
+}
+
+impl HeadTensors {
+    /// Reads `{"markov": {"kind", "w1", "w2", "weight", "bias"}, "confidence": {"weight", "bias", "with_markov"}}`;
+    /// either may be absent.
+    pub fn from_py(heads: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let part = |name: &str| -> PyResult<Option<Bound<'_, PyDict>>> {
+            heads.get_item(name)?.map(|part| Ok(part.cast_into::<PyDict>()?)).transpose()
+        };
+        let tensor = |part: &Bound<'_, PyDict>, key: &str| Tensor::from_py(&part.as_any().get_item(key)?, key);
+        let markov = part("markov")?
+            .map(|part| {
+                let kind: String = part.as_any().get_item("kind")?.extract()?;
+                let kind = match kind.as_str() {
+                    "gated" => MarkovTensors::Gated(tensor(&part, "weight")?, tensor(&part, "bias")?),
+                    "rnn" => MarkovTensors::Rnn(tensor(&part, "weight")?, tensor(&part, "bias")?),
+                    _ => MarkovTensors::Vanilla,
+                };
+                Ok::<_, PyErr>((kind, tensor(&part, "w1")?, tensor(&part, "w2")?))
+            })
+            .transpose()?;
+        let confidence = part("confidence")?
+            .map(|part| {
+                let bias = part.get_item("bias")?.filter(|bias| !bias.is_none());
+                let bias = bias.map(|bias| Tensor::from_py(&bias, "bias")).transpose()?;
+                let with_markov: bool = part.as_any().get_item("with_markov")?.extract()?;
+                Ok::<_, PyErr>((tensor(&part, "weight")?, bias, with_markov))
+            })
+            .transpose()?;
+        Ok(HeadTensors { markov, confidence })
+    }
+
+    /// The heads as the chain reads them.
+    pub fn view(&self) -> Heads<'_> {
+        let markov = self.markov.as_ref().map(|(kind, w1, w2)| MarkovHead {
+            kind: match kind {
+                MarkovTensors::Vanilla => MarkovKind::Vanilla,
+                MarkovTensors::Gated(w, b) => MarkovKind::Gated { gate_w: w.rows(), gate_b: b.rows().row(0) },
+                MarkovTensors::Rnn(w, b) => MarkovKind::Rnn { joint_w: w.rows(), joint_b: b.rows().row(0) },
+            },
+            w1: w1.rows(),
+            w2: w2.rows(),
+        });
+        let confidence = self.confidence.as_ref().map(|(weight, bias, with_markov)| ConfidenceHead {
+            weight: weight.rows().row(0),
+            bias: bias.as_ref().map(|bias| bias.rows().row(0)),
+            with_markov: *with_markov,
+        });
+        Heads { markov, confidence }
+    }
+}

@@ -1,0 +1,131 @@
+//! Tensors and arrays of Python, read in place.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
+
+use crate::engine::PassRows;
+use crate::python::errors::RequestError;
+use crate::rows::{DType, Rows};
+
+/// A 1-D or 2-D torch CPU tensor or numpy array, kept alive while its memory is read.
+pub struct Tensor {
+    _owner: Py<PyAny>,
+    address: usize,
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+}
+
+impl Tensor {
+    /// Checks what can be checked from here: device, element type, shape and strides.
+    pub fn from_py(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
+        if let Ok(interface) = object.getattr("__array_interface__") {
+            return Self::from_numpy(object, interface.cast::<PyDict>()?, name);
+        }
+        Self::from_torch(object, name)
+    }
+
+    /// The rows, in place.
+    pub fn rows(&self) -> Rows<'_> {
+        // SAFETY: the address, shape and strides are those that the owner gave for its own memory, the owner is
+        // alive as long as `self`, and whoever hands a tensor to the core does not write to it until the call ends.
+        unsafe { Rows::from_raw_parts(self.address as *const u8, self.dtype, self.rows, self.cols, self.row_stride) }
+    }
+
+    /// The number of rows.
+    pub fn len(&self) -> usize {
+        self.rows
+    }
+
+    fn from_torch(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
+        let py = object.py();
+        let wrong = |what: String| RequestError::new_err(format!("{name}: {what}"));
+        let dtype = object.getattr("dtype").map_err(|_| {
+            PyTypeError::new_err(format!("{name} must be a torch CPU tensor or a numpy array, not {}", object.get_type()))
+        })?;
+        let dtype = torch_dtypes(py)?
+            .iter()
+            .find(|(known, _)| known.bind(py).is(&dtype))
+            .map(|(_, dtype)| *dtype)
+            .ok_or_else(|| wrong(format!("expected float64, float32, float16 or bfloat16, found {dtype}")))?;
+        if !object.getattr("is_cpu")?.is_truthy()? {
+            return Err(wrong("expected a CPU tensor".into()));
+        }
+        let shape: Vec<usize> = object.getattr("shape")?.extract()?;
+        let strides: Vec<usize> = object.call_method0("stride")?.extract()?;
+        let address: usize = object.call_method0("data_ptr")?.extract()?;
+        Self::checked(object, name, address, dtype, &shape, &strides)
+    }
+
+    fn from_numpy(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>, name: &str) -> PyResult<Self> {
+        let wrong = |what: String| RequestError::new_err(format!("{name}: {what}"));
+        let item = |key: &str| interface.get_item(key)?.ok_or_else(|| wrong(format!("no {key} in its array interface")));
+        let kind: String = item("typestr")?.extract()?;
+        let (dtype, size) = match kind.as_str() {
+            "<f8" => (DType::F64, 8),
+            "<f4" => (DType::F32, 4),
+            "<f2" => (DType::F16, 2),
+            other => return Err(wrong(format!("expected float64, float32 or float16, found {other}"))),
+        };
+        let (address, _read_only): (usize, bool) = item("data")?.extract()?;
+        let shape: Vec<usize> = item("shape")?.extract()?;
+        let strides: Option<Vec<isize>> = interface.get_item("strides")?.and_then(|s| s.extract().ok());
+        let strides = match strides {
+            Some(bytes) if bytes.iter().any(|&s| s < 0 || s as usize % size != 0) => {
+                return Err(wrong(format!("strides {bytes:?} cannot be read in place")));
+            }
+            Some(bytes) => bytes.iter().map(|&s| s as usize / size).collect(),
+            None => vec![shape.last().copied().unwrap_or(1), 1][2 - shape.len().min(2)..].to_vec(),
+        };
+        Self::checked(object, name, address, dtype, &shape, &strides)
+    }
+
+    fn checked(
+        object: &Bound<'_, PyAny>,
+        name: &str,
+        address: usize,
+        dtype: DType,
+        shape: &[usize],
+        strides: &[usize],
+    ) -> PyResult<Self> {
+        let (rows, cols, row_stride, col_stride) = match (shape, strides) {
+            (&[cols], &[stride]) => (1, cols, cols, stride),
+            (&[rows, cols], &[row, col]) => (rows, cols, row, col),
+            _ => return Err(RequestError::new_err(format!("{name}: expected one or two dimensions, found shape {shape:?}"))),
+        };
+        if cols > 1 && col_stride != 1 {
+            return Err(RequestError::new_err(format!("{name}: the last dimension must be contiguous")));
+        }
+        if rows > 1 && row_stride < cols {
+            return Err(RequestError::new_err(format!("{name}: rows overlap (row stride {row_stride}, {cols} columns)")));
+        }
+        if rows * cols > 0 && (address == 0 || !address.is_multiple_of(dtype.size())) {
+            return Err(RequestError::new_err(format!("{name}: its memory is null or not aligned")));
+        }
+        Ok(Tensor { _owner: object.clone().unbind(), address, dtype, rows, cols, row_stride })
+    }
+}
+
+impl PassRows for Tensor {
+    fn rows(&self) -> Rows<'_> {
+        Tensor::rows(self)
+    }
+}
+
+/// Torch's dtype objects, which are singletons.
+fn torch_dtypes(py: Python<'_>) -> PyResult<&[(Py<PyAny>, DType); 4]> {
+    static DTYPES: PyOnceLock<[(Py<PyAny>, DType); 4]> = PyOnceLock::new();
+    DTYPES.get_or_try_init(py, || {
+        let torch = py.import("torch")?;
+        let get = |name: &str| Ok::<_, PyErr>(torch.getattr(name)?.unbind());
+        Ok([
+            (get("float32")?, DType::F32),
+            (get("bfloat16")?, DType::Bf16),
+            (get("float16")?, DType::F16),
+            (get("float64")?, DType::F64),
+        ])
+    })
+}

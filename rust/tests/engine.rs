@@ -1,0 +1,229 @@
+//! The round loop over a toy model: what is committed, where requests stop, and who is told.
+
+mod toy;
+
+use std::sync::atomic::Ordering;
+
+use dspark_core::accept::Rule;
+use dspark_core::engine::*;
+use dspark_core::params::SamplingParams;
+use dspark_core::stop::{StopIds, StopStrings};
+use toy::{Inbox, ToyRunner, engine, request, serve};
+
+fn greedy() -> SamplingParams {
+    SamplingParams { temperature: 0.0, ..SamplingParams::default() }
+}
+
+fn draft_with(error: f64) -> ToyRunner {
+    ToyRunner { error, ..ToyRunner::default() }
+}
+
+fn alone(rule: Rule, block_size: usize, error: f64, params: SamplingParams, max_tokens: usize) -> Inbox {
+    let (request, inbox) = request(1, &[3, 1, 4], params, max_tokens);
+    serve(rule, block_size, draft_with(error), vec![request], std::slice::from_ref(&inbox));
+    inbox
+}
+
+#[test]
+fn greedy_text_does_not_depend_on_the_draft() {
+    let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 40).tokens();
+    assert_eq!(plain.len(), 40);
+    for rule in [Rule::Rejection, Rule::Block, Rule::Coupled] {
+        for block_size in 1..=toy::GAMMA {
+            for error in [0.0, 0.3, 3.0] {
+                assert_eq!(alone(rule, block_size, error, greedy(), 40).tokens(), plain, "{rule:?} {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn something_is_accepted_and_rounds_add_up() {
+    let inbox = alone(Rule::Rejection, toy::GAMMA, 0.0, greedy(), 40);
+    inbox.finish(|finish| {
+        assert_eq!(finish.reason, FinishReason::Length);
+        assert!(finish.rounds.iter().any(|round| round.accepted > 0));
+        let committed: usize = finish.rounds.iter().map(|round| round.committed).sum();
+        assert_eq!(committed + 1, 40, "the prefill's token belongs to no round");
+        for round in &finish.rounds {
+            assert!(round.accepted <= round.verified && round.verified <= round.drafted);
+            assert_eq!(round.committed, round.accepted + 1);
+        }
+    });
+}
+
+#[test]
+fn coupled_text_is_that_of_no_draft_at_any_temperature() {
+    for temperature in [0.7, 1.0, 1.5] {
+        let params = SamplingParams { temperature, top_k: 6, ..SamplingParams::default() };
+        let plain = alone(Rule::Coupled, 0, 0.0, params.clone(), 60).tokens();
+        for error in [0.0, 0.4] {
+            assert_eq!(alone(Rule::Coupled, toy::GAMMA, error, params.clone(), 60).tokens(), plain);
+        }
+    }
+}
+
+#[test]
+fn a_request_does_not_see_its_neighbours() {
+    let prompts: [&[u32]; 4] = [&[1], &[2, 3, 4, 5, 6, 7, 8], &[9, 9], &[5]];
+    let limits = [3, 25, 17, 1];
+    let make = |i: usize| request(i as u64, prompts[i], SamplingParams::default(), limits[i]);
+    for rule in [Rule::Rejection, Rule::Block, Rule::Coupled] {
+        let (together, boxes): (Vec<_>, Vec<_>) = (0..4).map(make).unzip();
+        serve(rule, toy::GAMMA, draft_with(0.4), together, &boxes);
+        for (i, inbox) in boxes.iter().enumerate() {
+            let (request, own) = make(i);
+            serve(rule, toy::GAMMA, draft_with(0.4), vec![request], std::slice::from_ref(&own));
+            assert_eq!(inbox.tokens(), own.tokens(), "request {i}");
+            assert_eq!(inbox.tokens().len(), limits[i]);
+        }
+    }
+}
+
+#[test]
+fn max_tokens_is_exact() {
+    let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 12).tokens();
+    for max_tokens in 0..12 {
+        let inbox = alone(Rule::Rejection, toy::GAMMA, 0.0, greedy(), max_tokens);
+        assert_eq!(inbox.tokens(), plain[..max_tokens]);
+        inbox.finish(|finish| assert_eq!(finish.reason, FinishReason::Length));
+    }
+}
+
+#[test]
+fn an_end_token_ends_wherever_it_comes() {
+    let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 40).tokens();
+    // Every index of the text, and with it every slot of a block and the bonus.
+    for end in plain.clone() {
+        let first = plain.iter().position(|&token| token == end).unwrap();
+        for own in [false, true] {
+            let (mut request, inbox) = request(1, &[3, 1, 4], greedy(), 40);
+            let ids = [end, 10_000];
+            request.stop_ids = if own { StopIds::new(&[], &ids) } else { StopIds::new(&ids, &[]) };
+            serve(Rule::Rejection, toy::GAMMA, draft_with(0.0), vec![request], std::slice::from_ref(&inbox));
+            assert_eq!(inbox.tokens(), plain[..=first]);
+            inbox.finish(|finish| {
+                assert_eq!(finish.reason, FinishReason::Stop);
+                assert_eq!(finish.stop, own.then_some(StopReason::Token(end)));
+                let committed: usize = finish.rounds.iter().map(|round| round.committed).sum();
+                assert_eq!(committed, first, "nothing after the end is counted");
+                assert!(finish.rounds.iter().all(|round| round.accepted <= round.committed));
+            });
+        }
+    }
+}
+
+#[test]
+fn min_tokens_keeps_the_end_away() {
+    let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 40).tokens();
+    let params = SamplingParams { min_tokens: 9, stop_token_ids: vec![plain[0]], ..greedy() };
+    let (mut request, inbox) = request(1, &[3, 1, 4], params, 40);
+    request.stop_ids = StopIds::new(&[plain[0]], &[]);
+    serve(Rule::Rejection, toy::GAMMA, draft_with(0.0), vec![request], std::slice::from_ref(&inbox));
+    assert!(inbox.tokens().len() >= 9);
+    assert!(!inbox.tokens()[..9].contains(&plain[0]));
+}
+
+/// Shows tokens as letters.
+struct Letters;
+
+impl Detokenizer for Letters {
+    fn push(&mut self, token: u32) -> String {
+        char::from(b'a' + token as u8).to_string()
+    }
+
+    fn flush(&mut self) -> String {
+        String::new()
+    }
+}
+
+#[test]
+fn a_stop_string_is_found_across_rounds_and_cut_out() {
+    let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 40).tokens();
+    let text: String = plain.iter().map(|&token| char::from(b'a' + token as u8)).collect();
+    for start in 0..plain.len() - 3 {
+        let string = text[start..start + 3].to_owned();
+        let at = text.find(&string).unwrap();
+        let (mut request, inbox) = request(1, &[3, 1, 4], greedy(), 40);
+        request.stop_text =
+            Some(StopText::new(StopStrings::new(vec![string.clone()], false), Box::new(Letters)));
+        serve(Rule::Rejection, toy::GAMMA, draft_with(0.0), vec![request], std::slice::from_ref(&inbox));
+        assert_eq!(inbox.tokens(), plain[..at + 3]);
+        assert_eq!(inbox.text().unwrap(), text[..at]);
+        inbox.finish(|finish| assert_eq!(finish.stop, Some(StopReason::Text(string))));
+    }
+}
+
+#[test]
+fn useless_logits_fail_their_own_request_only() {
+    let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 40).tokens();
+    let poison = plain[5];
+    let reach = plain.iter().position(|&token| token == poison).unwrap();
+    let (bad, bad_inbox) = request(1, &[3, 1, 4], greedy(), 40);
+    let (good, good_inbox) =
+        request(2, &[poison + 1], SamplingParams { logit_bias: vec![(poison, -1e9)], ..greedy() }, 40);
+    let runner = ToyRunner { poison: Some(poison), ..ToyRunner::default() };
+    serve(Rule::Rejection, toy::GAMMA, runner, vec![bad, good], &[bad_inbox.clone(), good_inbox.clone()]);
+    bad_inbox.finish(|finish| {
+        assert_eq!(finish.reason, FinishReason::Error);
+        assert!(matches!(&finish.error, Some(Failure::Numerics(message)) if message.contains("NaN")));
+    });
+    let committed = bad_inbox.tokens();
+    assert!(!committed.is_empty() && plain[..=reach].starts_with(&committed), "what was committed before stays");
+    assert_eq!(good_inbox.tokens().len(), 40);
+}
+
+#[test]
+fn a_failed_pass_ends_its_requests_and_the_engine_goes_on() {
+    let (request, inbox) = request(1, &[3], greedy(), 9);
+    let runner = ToyRunner { fail_verify: true, ..ToyRunner::default() };
+    let released = runner.released.clone();
+    serve(Rule::Rejection, toy::GAMMA, runner, vec![request], std::slice::from_ref(&inbox));
+    inbox.finish(|finish| assert_eq!(finish.error, Some(Failure::Runner("out of memory".into()))));
+    assert_eq!(*released.lock().unwrap(), [1]);
+}
+
+#[test]
+fn cancelled_requests_leave_within_a_round_and_closing_aborts_the_rest() {
+    let (mut engine, queue) = engine(Rule::Rejection, toy::GAMMA, draft_with(0.0));
+    let (running, running_inbox) = request(1, &[3], SamplingParams::default(), 1000);
+    let (other, other_inbox) = request(2, &[4], SamplingParams::default(), 1000);
+    let cancelled = running.cancelled.clone();
+    assert!(queue.submit(running).is_ok() && queue.submit(other).is_ok());
+    engine.step();
+    engine.step();
+    cancelled.store(true, Ordering::Relaxed);
+    let before = running_inbox.tokens().len();
+    engine.step();
+    assert_eq!(running_inbox.tokens().len(), before);
+    running_inbox.finish(|finish| assert_eq!(finish.reason, FinishReason::Abort));
+    assert!(!other_inbox.is_over());
+    let (late, late_inbox) = request(3, &[4], SamplingParams::default(), 1000);
+    assert!(queue.submit(late).is_ok());
+    queue.close();
+    drop(engine);
+    for inbox in [other_inbox, late_inbox] {
+        inbox.finish(|finish| assert_eq!(finish.reason, FinishReason::Abort));
+    }
+    let (refused, _) = request(4, &[4], SamplingParams::default(), 10);
+    assert!(queue.submit(refused).is_err());
+}
+
+#[test]
+fn what_does_not_fit_waits_and_what_never_fits_is_refused() {
+    let (mut engine, queue) = engine(Rule::Rejection, toy::GAMMA, draft_with(0.0));
+    let (huge, huge_inbox) = request(1, &[3], greedy(), 5000);
+    let (half, half_inbox) = request(2, &[3], greedy(), 3000);
+    let (other, other_inbox) = request(3, &[3], greedy(), 3000);
+    for request in [huge, half, other] {
+        assert!(queue.submit(request).is_ok());
+    }
+    engine.step();
+    huge_inbox.finish(|finish| assert!(matches!(finish.error, Some(Failure::Capacity(_)))));
+    assert!(!half_inbox.tokens().is_empty() && other_inbox.tokens().is_empty());
+    while !other_inbox.is_over() {
+        engine.step();
+    }
+    assert_eq!(half_inbox.tokens().len(), 3000);
+    assert_eq!(other_inbox.tokens(), half_inbox.tokens());
+}

@@ -1,0 +1,126 @@
+//! How long the passes over a long row take. Not a check: `cargo test --test timing -- --ignored --nocapture`.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use dspark_core::accept::{Rule, accept_logits};
+use dspark_core::history::History;
+use dspark_core::law::{Law, Workspace};
+use dspark_core::noise::{Counted, Noise, Purpose};
+use dspark_core::params::SamplingParams;
+use dspark_core::rows::{Matrix, Row, Rows};
+use half::{bf16, f16};
+
+const VOCABULARY: usize = 151_936;
+const GAMMA: usize = 7;
+
+/// Median of the microseconds that `run` takes.
+fn time(what: &str, mut run: impl FnMut()) {
+    let mut spent: Vec<f64> = (0..101)
+        .map(|_| {
+            let started = Instant::now();
+            run();
+            started.elapsed().as_secs_f64() * 1e6
+        })
+        .collect();
+    spent.sort_by(f64::total_cmp);
+    println!("{what:<44} {:8.1} us  ({:.1} .. {:.1})", spent[50], spent[10], spent[90]);
+}
+
+/// Logits of about the spread of a language model's, one very likely token a row.
+fn logits(rows: usize, seed: u64) -> Vec<f32> {
+    let noise = Noise { seed, sample: 0 };
+    (0..rows * VOCABULARY)
+        .map(|i| {
+            let sum: f64 = (0..4).map(|k| noise.uniform(i as u32, k, Purpose::Draft)).sum();
+            ((sum - 2.0) * 4.0) as f32
+        })
+        .collect()
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn passes_over_a_row() {
+    let single = logits(1, 1);
+    let double: Vec<f64> = single.iter().map(|&x| f64::from(x)).collect();
+    let brain: Vec<bf16> = single.iter().map(|&x| bf16::from_f32(x)).collect();
+    let half: Vec<f16> = single.iter().map(|&x| f16::from_f32(x)).collect();
+    let history = History::new(&[1, 2, 3]);
+    let mut ws = Workspace::default();
+    let plain = SamplingParams::default();
+    let changed = |change: fn(&mut SamplingParams)| {
+        let mut params = SamplingParams::default();
+        change(&mut params);
+        params
+    };
+    let cases = [
+        ("f32", Row::F32(&single), plain.clone()),
+        ("bf16", Row::Bf16(&brain), plain.clone()),
+        ("f16", Row::F16(&half), plain.clone()),
+        ("f64", Row::F64(&double), plain.clone()),
+        ("f32 greedy", Row::F32(&single), SamplingParams::greedy()),
+        ("f32 penalised", Row::F32(&single), changed(|p| p.repetition_penalty = 1.1)),
+        ("f32 top-k 50", Row::F32(&single), changed(|p| p.top_k = 50)),
+        ("f32 top-p 0.95", Row::F32(&single), changed(|p| p.top_p = 0.95)),
+        ("f32 min-p 0.05", Row::F32(&single), changed(|p| p.min_p = 0.05)),
+    ];
+    for (what, row, params) in &cases {
+        time(&format!("law of a row, {what}"), || {
+            let law = Law::new(*row, params, &history, &mut ws).unwrap();
+            ws.recycle(black_box(law));
+        });
+    }
+    let other = logits(1, 2);
+    let p = Law::new(Row::F32(&single), &plain, &history, &mut ws).unwrap();
+    let q = Law::new(Row::F32(&other), &plain, &history, &mut ws).unwrap();
+    time("draw", || {
+        black_box(p.draw(black_box(0.7)));
+    });
+    time("residual draw", || {
+        black_box(p.draw_residual(&q, 1.0, black_box(0.7), &mut ws));
+    });
+    let round = Counted::new(Noise { seed: 5, sample: 0 }, 17);
+    time("Gumbel argmax", || {
+        black_box(p.gumbel_argmax(&round, 0));
+    });
+    let flat = Law::new(Row::F32(&single), &changed(|p| p.top_p = 0.95), &history, &mut ws).unwrap();
+    time("Gumbel argmax, top-p 0.95", || {
+        black_box(flat.gumbel_argmax(&round, 0));
+    });
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn blocks() {
+    let target = logits(GAMMA + 1, 3);
+    let other = logits(GAMMA, 4);
+    let rows = |data| Rows::F32(Matrix::contiguous(data, VOCABULARY));
+    let params = SamplingParams::default();
+    let mut ws = Workspace::default();
+    let mut history = History::new(&[1]);
+    let round = Counted::new(Noise { seed: 9, sample: 0 }, 17);
+    // Against itself the draft is always accepted; a token that the draft loves and the target does not never is.
+    let ids = [11u32; GAMMA];
+    let mut refused = other.clone();
+    refused[11] = 40.0;
+    for rule in [Rule::Rejection, Rule::Block, Rule::Coupled] {
+        for (what, draft) in [("all accepted", &target), ("first rejected", &refused)] {
+            let mut accepted = 0;
+            time(&format!("{rule:?}, {what}"), || {
+                let verdict = accept_logits(
+                    rule,
+                    rows(&target),
+                    &ids,
+                    rows(draft),
+                    &params,
+                    &mut history,
+                    &round,
+                    &mut ws,
+                );
+                history.rewind(0);
+                accepted = black_box(verdict.unwrap()).accepted;
+            });
+            println!("    {accepted} accepted");
+        }
+    }
+}

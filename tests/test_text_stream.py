@@ -1,0 +1,180 @@
+"""Streamed text: whole characters, equal to the text at the end, in linear time."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+import dspark.pretrained
+from dspark.text import TextStream, Tokenizer
+from dspark.text.chat import ChatTemplates
+
+TINY = Path(dspark.pretrained.__file__).parent / "tiny" / "target"
+SMOLLM2 = Path(os.environ.get("DSPARK_CACHE", "~/.cache/dspark")).expanduser() / "smollm2"
+# Two emoji, a rare ideograph, combining marks, a family of joined emoji.
+HARD = "a\U0001fae0b\U0001f979 \u9f9c 你好 e\u0301\u0323 \U0001f468\u200d\U0001f469\u200d\U0001f467 naïve end"
+
+
+def wrap(backend: tokenizers.Tokenizer) -> Tokenizer:
+    return Tokenizer(backend, ChatTemplates({}, {}, "test"), ())
+
+
+def with_specials(backend: tokenizers.Tokenizer) -> Tokenizer:
+    """Special and plain added tokens, one of them with characters outside the byte alphabet."""
+    backend.add_special_tokens([AddedToken("<|stop here|>", special=True), AddedToken("</s>", special=True)])
+    backend.add_tokens([AddedToken("<tool call>"), AddedToken("né e")])
+    return wrap(backend)
+
+
+def byte_fallback(strip: bool) -> Tokenizer:
+    """As sentencepiece models are converted: `▁` for spaces, `<0xNN>` for what the vocabulary lacks."""
+    words = [
+        "<unk>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "▁a",
+        "a",
+        "b",
+        "▁end",
+        "e",
+        "n",
+        "d",
+        "▁▁",
+        "你",
+    ]
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            {w: i for i, w in enumerate(words)}, [], unk_token="<unk>", fuse_unk=True, byte_fallback=True
+        )
+    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
+    return with_specials(backend)
+
+
+def metaspace() -> Tokenizer:
+    words = ["<unk>", "▁", "▁a", "a", "b", "▁end", "e", "n", "d", "▁▁", "▁你", "好"]
+    backend = tokenizers.Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    return with_specials(backend)
+
+
+def byte_level_in_sequence() -> Tokenizer:
+    backend = tokenizers.Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    return with_specials(backend)
+
+
+def word_piece() -> Tokenizer:
+    words = ["[UNK]", "a", "##b", "end", ".", "##s", "do", "n't", "你"]
+    backend = tokenizers.Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    return with_specials(backend)
+
+
+TOKENIZERS = {
+    "tiny": wrap(tokenizers.Tokenizer.from_file(str(TINY / "tokenizer.json"))),
+    "tiny with added tokens": with_specials(tokenizers.Tokenizer.from_file(str(TINY / "tokenizer.json"))),
+    "byte level in a sequence": byte_level_in_sequence(),
+    "byte fallback": byte_fallback(strip=True),
+    "byte fallback, space kept": byte_fallback(strip=False),
+    "metaspace": metaspace(),
+    "word piece": word_piece(),
+}
+if (SMOLLM2 / "tokenizer.json").is_file():
+    TOKENIZERS["smollm2"] = wrap(tokenizers.Tokenizer.from_file(str(SMOLLM2 / "tokenizer.json")))
+every_tokenizer = pytest.mark.parametrize("name", TOKENIZERS)
+
+
+@every_tokenizer
+@given(data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_pieces_joined_are_the_text_at_the_end(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    size = tokenizer.vocab_size + 3  # a model's vocabulary may be padded beyond the tokenizer's
+    ids = data.draw(st.lists(st.integers(0, size - 1) | st.integers(0, min(size, 270) - 1), max_size=60))
+    skip = data.draw(st.booleans())
+    stream, pieces, start = TextStream(tokenizer, skip_special_tokens=skip), [], 0
+    while start < len(ids):
+        width = data.draw(st.integers(0, 9))
+        pieces.append(stream.push(ids[start : start + width]))
+        start += width
+    pieces.append(stream.flush())
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("name", [n for n in TOKENIZERS if n not in ("metaspace", "word piece")])
+@pytest.mark.parametrize("width", [1, 2, 3, 8])
+def test_an_unfinished_character_is_held_back(name: str, width: int) -> None:
+    tokenizer = TOKENIZERS[name]
+    text = HARD
+    ids = tokenizer.encode(text)
+    assert len(ids) > len(text) / 2  # or nothing was split
+    stream = TextStream(tokenizer)
+    pieces = [stream.push(ids[k : k + width]) for k in range(0, len(ids), width)]
+    assert not any("\ufffd" in piece for piece in pieces)
+    # Without a Strip step the space that the normalizer put in front stays.
+    assert ("".join(pieces) + stream.flush()).lstrip(" ") == text
+
+
+def test_a_character_appears_with_its_last_token() -> None:
+    tokenizer = TOKENIZERS["tiny"]
+    ids = tokenizer.encode("\U0001fae0")
+    assert len(ids) == 4
+    stream = TextStream(tokenizer)
+    assert [stream.push([i]) for i in ids] == ["", "", "", "\U0001fae0"]
+    assert stream.flush() == ""
+
+
+@pytest.mark.parametrize("name", ["tiny", "byte fallback"])
+def test_a_text_cut_inside_a_character_says_so_at_the_end(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode("b\U0001fae0")[:-1]
+    stream = TextStream(tokenizer)
+    assert stream.push(ids) in ("b", "")
+    assert "\ufffd" in stream.flush()
+
+
+def test_special_tokens_are_shown_only_when_asked_for() -> None:
+    tokenizer = TOKENIZERS["tiny"]
+    ids = [*tokenizer.encode("one"), 0, *tokenizer.encode("two")]
+    assert TextStream(tokenizer).push(ids) == "onetwo"
+    assert TextStream(tokenizer, skip_special_tokens=False).push(ids) == "one<|endoftext|>two"
+
+
+def test_a_hidden_token_does_not_cost_the_next_word_its_space() -> None:
+    tokenizer = TOKENIZERS["metaspace"]
+    word, stop = tokenizer.backend.token_to_id("▁a"), tokenizer.backend.token_to_id("</s>")
+    stream = TextStream(tokenizer)
+    assert [stream.push([i]) for i in (word, stop, word, stop, word)] == ["a", "", " a", "", " a"]
+
+
+@pytest.mark.parametrize("name", ["tiny", "byte fallback", "byte level in a sequence"])
+def test_the_time_is_linear(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    one_byte = tokenizer.encode("\U0001fae0")[-1]  # a continuation byte: never a character by itself
+    few, many = 500, 16_000
+    times = []
+    for ids in (
+        [*tokenizer.encode("end a ") * 2000][:few],
+        [*tokenizer.encode("end a ") * 8000][:many],
+        [one_byte] * many,
+    ):
+        started = time.perf_counter()
+        stream = TextStream(tokenizer)
+        for i in ids:
+            stream.push([i])
+        stream.flush()
+        times.append((time.perf_counter() - started) / len(ids))
+    # Quadratic work would make the longer ones 32 times dearer per token.
+    assert times[1] < 8 * times[0] + 1e-4
+    assert times[2] < 8 * times[0] + 1e-4
