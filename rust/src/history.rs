@@ -24,14 +24,8 @@ pub struct History {
 impl History {
     /// The state after the prompt, before anything is generated.
     pub fn new(prompt: &[u32]) -> Self {
-        let in_prompt = Seen {
-            in_prompt: true,
-            in_output: 0,
-        };
-        Self {
-            seen: prompt.iter().map(|&token| (token, in_prompt)).collect(),
-            output: Vec::new(),
-        }
+        let in_prompt = Seen { in_prompt: true, in_output: 0 };
+        Self { seen: prompt.iter().map(|&token| (token, in_prompt)).collect(), output: Vec::new() }
     }
 
     /// Number of tokens generated so far.
@@ -84,10 +78,7 @@ mod tests {
         for token in [6, 7, 7] {
             history.push(token);
         }
-        let seven = Seen {
-            in_prompt: false,
-            in_output: 2,
-        };
+        let seven = Seen { in_prompt: false, in_output: 2 };
         assert_eq!(history.count(7), seven);
         assert_eq!(history.count(6).in_output, 1);
         history.rewind(1);

@@ -22,7 +22,6 @@ pub use workspace::Workspace;
 
 use real::{Real, Shift};
 use soft::Soft;
-use truncate::{Budget, keep_top};
 
 use crate::history::History;
 use crate::noise::RoundNoise;
@@ -225,29 +224,6 @@ fn recycle<F: Real>(logits: Cow<'_, [F]>, ids: Option<Vec<u32>>, workspace: &mut
         F::pool(workspace).push(values);
     }
     workspace.ids.extend(ids);
-}
-
-/// Ascending ids of the `count` largest logits of a row, ties going to the lowest ids; minus infinity is
-/// never among them.
-pub fn candidates(
-    row: Row<'_>,
-    count: usize,
-    workspace: &mut Workspace,
-) -> Result<Vec<u32>, BadRow> {
-    fn select<F: Real>(
-        logits: Cow<'_, [F]>,
-        count: usize,
-        workspace: &mut Workspace,
-    ) -> Result<Vec<u32>, BadRow> {
-        let shift = Shift::new(largest(&logits)?, 1.0);
-        let ids = keep_top(&logits, shift, Budget::Tokens(count), workspace);
-        recycle(logits, None, workspace);
-        Ok(ids)
-    }
-    match Logits::read(row, workspace) {
-        Logits::F32(logits) => select(logits, count, workspace),
-        Logits::F64(logits) => select(logits, count, workspace),
-    }
 }
 
 #[cfg(test)]

@@ -44,9 +44,9 @@ pub(crate) const fn on(_: Mutant) -> bool {
 }
 
 #[cfg(feature = "mutants")]
-pub use planted::{Planted, plant};
-#[cfg(feature = "mutants")]
 pub(crate) use planted::on;
+#[cfg(feature = "mutants")]
+pub use planted::{Planted, plant};
 
 #[cfg(feature = "mutants")]
 mod planted {
@@ -64,9 +64,7 @@ mod planted {
 
     /// Plants a bug on this thread until the guard is dropped.
     pub fn plant(mutant: Mutant) -> Planted {
-        Planted {
-            before: PLANTED.replace(Some(mutant)),
-        }
+        Planted { before: PLANTED.replace(Some(mutant)) }
     }
 
     /// Keeps a bug planted on the thread that planted it.

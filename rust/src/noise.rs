@@ -52,11 +52,7 @@ impl Noise {
     pub fn gumbel(&self, position: u32, token: u32) -> f64 {
         // One block serves two neighbouring tokens.
         let block = self.block(position, token >> 1, Purpose::Gumbel);
-        let pair = if token & 1 == 0 {
-            wide(block[0], block[1])
-        } else {
-            wide(block[2], block[3])
-        };
+        let pair = if token & 1 == 0 { wide(block[0], block[1]) } else { wide(block[2], block[3]) };
         let u = ((pair >> 12) as f64 + 0.5) * 2f64.powi(-52);
         -(-u.ln()).ln()
     }
@@ -151,8 +147,7 @@ impl RoundNoise for Counted {
     }
 
     fn gumbel_bounds(&self, slot: usize, first: u32, out: &mut [u32]) {
-        self.noise
-            .gumbel_leading_bits(self.position(slot), first, out);
+        self.noise.gumbel_leading_bits(self.position(slot), first, out);
         // 1 - u is at least the complement of u's leading bits.
         for bits in out {
             *bits = !*bits;
@@ -190,9 +185,7 @@ impl RoundNoise for Injected {
 
     fn gumbel(&self, slot: usize, token: u32) -> f64 {
         let row = self.gumbel.get(slot);
-        row.and_then(|row| row.get(token as usize))
-            .copied()
-            .unwrap_or(0.0)
+        row.and_then(|row| row.get(token as usize)).copied().unwrap_or(0.0)
     }
 }
 
@@ -200,10 +193,7 @@ impl RoundNoise for Injected {
 mod tests {
     use super::*;
 
-    const NOISE: Noise = Noise {
-        seed: 0x1234_5678_9abc_def0,
-        sample: 2,
-    };
+    const NOISE: Noise = Noise { seed: 0x1234_5678_9abc_def0, sample: 2 };
 
     #[test]
     fn counters_hold_what_they_say() {
@@ -231,10 +221,7 @@ mod tests {
         };
         let close = |found: f64, expected: f64, deviation: f64| {
             let error = deviation / f64::from(n).sqrt();
-            assert!(
-                (found - expected).abs() < 5.0 * error,
-                "{found} is not {expected}"
-            );
+            assert!((found - expected).abs() < 5.0 * error, "{found} is not {expected}");
         };
         let (mean, variance) = moments(&|i| NOISE.uniform(i / 8, i % 8, Purpose::Draft));
         close(mean, 0.5, (1.0f64 / 12.0).sqrt());

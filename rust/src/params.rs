@@ -59,10 +59,7 @@ pub struct ParamsError {
 impl SamplingParams {
     /// The default at temperature 0.
     pub fn greedy() -> Self {
-        Self {
-            temperature: 0.0,
-            ..Self::default()
-        }
+        Self { temperature: 0.0, ..Self::default() }
     }
 
     /// Whether the most probable token is taken instead of a draw.
@@ -82,13 +79,7 @@ impl SamplingParams {
 
     /// The same without temperature and truncation: the law that bias and penalties leave.
     pub(crate) fn before_temperature(&self) -> Self {
-        Self {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            ..self.clone()
-        }
+        Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..self.clone() }
     }
 
     /// Refuses values that have no meaning, naming the first one. Laws take checked parameters.
@@ -101,41 +92,19 @@ impl SamplingParams {
                 finite(self.temperature) && self.temperature >= 0.0,
                 "a number of at least 0",
             ),
-            (
-                "top_p",
-                self.top_p,
-                self.top_p > 0.0 && self.top_p <= 1.0,
-                "above 0 and at most 1",
-            ),
-            (
-                "min_p",
-                self.min_p,
-                (0.0..=1.0).contains(&self.min_p),
-                "between 0 and 1",
-            ),
+            ("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "above 0 and at most 1"),
+            ("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "between 0 and 1"),
             (
                 "repetition_penalty",
                 self.repetition_penalty,
                 finite(self.repetition_penalty) && self.repetition_penalty > 0.0,
                 "a number above 0",
             ),
-            (
-                "presence_penalty",
-                self.presence_penalty,
-                finite(self.presence_penalty),
-                "a number",
-            ),
-            (
-                "frequency_penalty",
-                self.frequency_penalty,
-                finite(self.frequency_penalty),
-                "a number",
-            ),
+            ("presence_penalty", self.presence_penalty, finite(self.presence_penalty), "a number"),
+            ("frequency_penalty", self.frequency_penalty, finite(self.frequency_penalty), "a number"),
         ];
-        let bias = self
-            .logit_bias
-            .iter()
-            .map(|&(_, x)| ("logit_bias", x, x < f64::INFINITY, "below plus infinity"));
+        let bias =
+            self.logit_bias.iter().map(|&(_, x)| ("logit_bias", x, x < f64::INFINITY, "below plus infinity"));
         match rules.into_iter().chain(bias).find(|rule| !rule.2) {
             Some((name, found, _, range)) => Err(ParamsError { name, range, found }),
             None => Ok(()),
@@ -156,14 +125,8 @@ mod tests {
             change(&mut params);
             params.check().unwrap_err().to_string()
         };
-        assert_eq!(
-            refused(|p| p.temperature = -1.0),
-            "temperature must be a number of at least 0, found -1"
-        );
-        assert_eq!(
-            refused(|p| p.top_p = 0.0),
-            "top_p must be above 0 and at most 1, found 0"
-        );
+        assert_eq!(refused(|p| p.temperature = -1.0), "temperature must be a number of at least 0, found -1");
+        assert_eq!(refused(|p| p.top_p = 0.0), "top_p must be above 0 and at most 1, found 0");
         assert!(refused(|p| p.temperature = f64::NAN).starts_with("temperature"));
         assert!(refused(|p| p.min_p = 1.5).starts_with("min_p"));
         assert!(refused(|p| p.repetition_penalty = 0.0).starts_with("repetition_penalty"));

@@ -70,7 +70,9 @@ impl DType {
 
 /// A shape that does not fit the memory it was asked of.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a view of {rows} rows of {cols} with a row stride of {stride} needs {needed} elements, but there are {found}")]
+#[error(
+    "a view of {rows} rows of {cols} with a row stride of {stride} needs {needed} elements, but there are {found}"
+)]
 pub struct ShapeError {
     rows: usize,
     cols: usize,
@@ -90,39 +92,18 @@ pub struct Matrix<'a, T> {
 
 impl<'a, T> Matrix<'a, T> {
     /// A view of `rows` rows of `cols` elements, row `i` starting at `i * stride`.
-    pub fn strided(
-        data: &'a [T],
-        rows: usize,
-        cols: usize,
-        stride: usize,
-    ) -> Result<Self, ShapeError> {
+    pub fn strided(data: &'a [T], rows: usize, cols: usize, stride: usize) -> Result<Self, ShapeError> {
         let needed = extent(rows, cols, stride);
         if needed > data.len() {
-            return Err(ShapeError {
-                rows,
-                cols,
-                stride,
-                needed,
-                found: data.len(),
-            });
+            return Err(ShapeError { rows, cols, stride, needed, found: data.len() });
         }
-        Ok(Self {
-            data,
-            rows,
-            cols,
-            stride,
-        })
+        Ok(Self { data, rows, cols, stride })
     }
 
     /// A view of contiguous memory, `cols` elements a row. A partial last row is left out of the view.
     pub fn contiguous(data: &'a [T], cols: usize) -> Self {
         let rows = data.len().checked_div(cols).unwrap_or(0);
-        Self {
-            data,
-            rows,
-            cols,
-            stride: cols,
-        }
+        Self { data, rows, cols, stride: cols }
     }
 
     /// Row `i`. Panics past the end.
@@ -149,16 +130,8 @@ impl<'a, T> Matrix<'a, T> {
             self.rows
         );
         let rows = range.len();
-        let start = if rows == 0 {
-            0
-        } else {
-            range.start * self.stride
-        };
-        Self {
-            data: &self.data[start..],
-            rows,
-            ..*self
-        }
+        let start = if rows == 0 { 0 } else { range.start * self.stride };
+        Self { data: &self.data[start..], rows, ..*self }
     }
 }
 
@@ -245,12 +218,7 @@ impl<'a> Rows<'a> {
         ///
         /// # Safety
         /// As for `Rows::from_raw_parts`.
-        unsafe fn view<'a, T>(
-            ptr: *const u8,
-            rows: usize,
-            cols: usize,
-            stride: usize,
-        ) -> Matrix<'a, T> {
+        unsafe fn view<'a, T>(ptr: *const u8, rows: usize, cols: usize, stride: usize) -> Matrix<'a, T> {
             let len = extent(rows, cols, stride);
             let data = if len == 0 {
                 &[]
@@ -259,12 +227,7 @@ impl<'a> Rows<'a> {
                 // `len` elements from `ptr`, and that nobody writes to them during `'a`.
                 unsafe { std::slice::from_raw_parts(ptr.cast::<T>(), len) }
             };
-            Matrix {
-                data,
-                rows,
-                cols,
-                stride,
-            }
+            Matrix { data, rows, cols, stride }
         }
         // SAFETY: the contract of this function is that of `view`.
         unsafe {
@@ -298,10 +261,7 @@ mod tests {
         let data = [1.0f64, 2.0, 3.0, 4.0];
         // SAFETY: four initialised doubles that outlive the view and that nobody writes.
         let rows = unsafe { Rows::from_raw_parts(data.as_ptr().cast(), DType::F64, 2, 2, 2) };
-        assert_eq!(
-            (rows.rows(), rows.cols(), rows.row(1).get(0)),
-            (2, 2, 3.0)
-        );
+        assert_eq!((rows.rows(), rows.cols(), rows.row(1).get(0)), (2, 2, 3.0));
         // SAFETY: an empty view reads nothing.
         let none = unsafe { Rows::from_raw_parts(std::ptr::null(), DType::Bf16, 0, 5, 5) };
         assert_eq!(none.rows(), 0);

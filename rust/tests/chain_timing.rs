@@ -141,7 +141,7 @@ fn plans() {
         let survivals = || Survivals::new(&drafts).unwrap();
         let mut delayed = DelayedSearch::new(NonZeroUsize::MIN);
         let foresight = || Foresight::allowed(Rule::Coupled, false).unwrap();
-        let mut run = |what: &str, plan: &mut dyn FnMut() -> Vec<usize>| {
+        let run = |what: &str, plan: &mut dyn FnMut() -> Vec<usize>| {
             time(
                 &format!("{requests} requests of {GAMMA}: {what}"),
                 1001,

@@ -169,7 +169,10 @@ fn useless_logits_fail_their_own_request_only() {
         assert!(matches!(&finish.error, Some(Failure::Numerics(message)) if message.contains("NaN")));
     });
     let committed = bad_inbox.tokens();
-    assert!(!committed.is_empty() && plain[..=reach].starts_with(&committed), "what was committed before stays");
+    assert!(
+        !committed.is_empty() && plain[..=reach].starts_with(&committed),
+        "what was committed before stays"
+    );
     assert_eq!(good_inbox.tokens().len(), 40);
 }
 

@@ -3,5 +3,6 @@
 from dspark.attention.cache import KVStore
 from dspark.attention.cached import CachedAttention
 from dspark.attention.functional import attend
+from dspark.attention.visible import Visible
 
-__all__ = ["CachedAttention", "KVStore", "attend"]
+__all__ = ["CachedAttention", "KVStore", "Visible", "attend"]

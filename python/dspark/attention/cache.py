@@ -13,13 +13,16 @@ FIRST_CAPACITY = 128
 class KVStore:
     """One tensor `[layers, 2 * key heads, capacity, head_dim]` (keys, then values), grown by doubling.
 
-    Rows below `length` are committed. Rows behind it are scratch: a pass writes there and attends to them, and
-    whether they stay is decided by `advance`. So a rollback is nothing at all: what was rejected is overwritten.
+    Rows below `length` are committed. Rows behind it are scratch: a pass writes there and attends to them,
+    and whether they stay is decided by `advance`. So a rollback is nothing at all: what was rejected is
+    overwritten.
     """
 
     __slots__ = ("data", "kv_heads", "length")
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.length = 0
         self.kv_heads = kv_heads
         self.data = torch.empty(layers, 2 * kv_heads, FIRST_CAPACITY, head_dim, dtype=dtype, device=device)

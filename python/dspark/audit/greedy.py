@@ -16,8 +16,8 @@ def check_greedy(
 ) -> GreedyCheck:
     """Compares results at temperature 0 with the reference.
 
-    The reference follows the engine's own text, so one swap of equal candidates does not hide what comes after it; as
-    long as there is none, this is the same as comparing two texts.
+    The reference follows the engine's own text, so one swap of equal candidates does not hide what comes
+    after it; as long as there is none, this is the same as comparing two texts.
     """
     differences, gaps, bounds, undecided = [], [], [], 0
     total, done = sum(len(result.token_ids) for result in results), 0
@@ -27,7 +27,9 @@ def check_greedy(
             row = reference.next_row(text)
             best, second = row.topk(2).values.tolist()
             bound = reference.bound(row)
-            expected = int(row.argmax())  # of equal logits torch does not promise the first, the margin is 0 then
+            expected = int(
+                row.argmax()
+            )  # of equal logits torch does not promise the first, the margin is 0 then
             if token != expected and (margin := float(row[expected] - row[token])) > 0:
                 differences.append(Difference(number, position, token, expected, margin, bound))
             gaps.append(best - second)

@@ -41,7 +41,9 @@ def read_prompts(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the prompts in {path} cannot be read: {error}") from error
-    prompts = [_prompt(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    prompts = [
+        _prompt(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()
+    ]
     if not prompts:
         raise RequestError(f"{path} holds no prompts")
     return prompts
@@ -57,5 +59,7 @@ def _prompt(where: str, line: str) -> str:
         turns = entry.get("turns")
         prompt = entry.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
     if not isinstance(prompt, str) or not prompt:
-        raise RequestError(f'{where}: expected an object with a text "prompt", or with a list of texts "turns"')
+        raise RequestError(
+            f'{where}: expected an object with a text "prompt", or with a list of texts "turns"'
+        )
     return prompt

@@ -44,12 +44,17 @@ class Plan:
 
 
 def audit_pair(
-    models: Models, options: Options, prompts: Sequence[Prompt], plan: Plan, progress: Progress = lambda *_: None
+    models: Models,
+    options: Options,
+    prompts: Sequence[Prompt],
+    plan: Plan,
+    progress: Progress = lambda *_: None,
 ) -> Report:
     """Audits a loaded pair under these options of the decoder.
 
-    Runs: temperature 0; temperature 1; temperature 1 with a confidence cut, where the draft has a confidence head and
-    the policy is "fixed"; temperature 0.8 with top-p 0.9. Each is one list of requests, so batches are audited too.
+    Runs: temperature 0; temperature 1; temperature 1 with a confidence cut, where the draft has a
+    confidence head and the policy is "fixed"; temperature 0.8 with top-p 0.9. Each is one list of requests,
+    so batches are audited too.
 
     Raises what `DSparkDecoder.generate` raises, for the first prompt that fails.
     """
@@ -59,7 +64,9 @@ def audit_pair(
     runs = list(_sampled_runs(models, options))
     level = FALSE_ALARM / (TESTS_PER_CHECK * len(runs))
     progress("engine, temperature 0", 0, 1)
-    results, info = _generate(models, options, prompts, plan, Law("temperature 0", temperature=0.0), 1, plan.seed)
+    results, info = _generate(
+        models, options, prompts, plan, Law("temperature 0", temperature=0.0), 1, plan.seed
+    )
     greedy = check_greedy(results, reference, _faults("temperature 0", results, models, plan), progress)
     checks = []
     for number, (law, how) in enumerate(runs, 1):
@@ -75,15 +82,19 @@ def audit_pair(
 def _sampled_runs(models: Models, options: Options) -> Iterator[tuple[Law, Options]]:
     yield Law("temperature 1"), options
     if models.has_confidence and options.policy == "fixed":
-        yield Law(f"temperature 1, cut at {CUT}"), replace(options, policy="threshold", confidence_threshold=CUT)
+        yield (
+            Law(f"temperature 1, cut at {CUT}"),
+            replace(options, policy="threshold", confidence_threshold=CUT),
+        )
     yield Law("temperature 0.8, top-p 0.9", 0.8, 0.9), options
 
 
 def _generate(
     models: Models, options: Options, prompts: Sequence[Prompt], plan: Plan, law: Law, samples: int, seed: int
 ) -> tuple[list[GenerationResult], dict[str, object]]:
-    # Nothing is left to the target's generation_config.json. Each prompt has a seed of its own: one seed for all would
-    # give them the same noise, and the tests take the tokens of different sequences to be independent.
+    # Nothing is left to the target's generation_config.json. Each prompt has a seed of its own: one seed
+    # for all would give them the same noise, and the tests take the tokens of different sequences to be
+    # independent.
     neutral = SamplingParams(
         max_tokens=plan.tokens,
         temperature=law.temperature,
@@ -121,5 +132,7 @@ def _faults(name: str, results: Sequence[GenerationResult], models: Models, plan
             )
         committed = sum(r.committed for r in result.rounds)
         if tokens and committed + 1 != len(tokens):
-            found.append(f"{name}: sequence {number} has {len(tokens)} tokens, and its rounds committed {committed}")
+            found.append(
+                f"{name}: sequence {number} has {len(tokens)} tokens, and its rounds committed {committed}"
+            )
     return found

@@ -1,13 +1,13 @@
 """Above temperature 0: do the tokens follow the reference's distributions?
 
-Each emitted token x becomes a number u = F(x-) + v p(x): p its probability in the reference, F(x-) the probability of
-what comes before it in some fixed order of the vocabulary, v a fresh uniform number. If every token is drawn from p
-given the text before it, the u are uniform and independent, whatever the text. Two orders are used. In the order of
-falling probability a law too sharp or too flat, as that of a draft, moves all numbers one way; in the order of token
-ids, faults of an inverse distribution function do.
+Each emitted token x becomes a number u = F(x-) + v p(x): p its probability in the reference, F(x-) the
+probability of what comes before it in some fixed order of the vocabulary, v a fresh uniform number. If
+every token is drawn from p given the text before it, the u are uniform and independent, whatever the text.
+Two orders are used. In the order of falling probability a law too sharp or too flat, as that of a draft,
+moves all numbers one way; in the order of token ids, faults of an inverse distribution function do.
 
-The tokens after a wholly accepted block (the bonus) are tested once more alone: they are few, and drawn by a path of
-their own. Their choice looks at nothing but what was before them, so they are uniform too.
+The tokens after a wholly accepted block (the bonus) are tested once more alone: they are few, and drawn by
+a path of their own. Their choice looks at nothing but what was before them, so they are uniform too.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def check_sampled(
     )
 
 
-def _transform(result: GenerationResult, reference: Reference, drawn: Law, generator: np.random.Generator) -> _Numbers:
+def _transform(
+    result: GenerationResult, reference: Reference, drawn: Law, generator: np.random.Generator
+) -> _Numbers:
     rows = reference.rows(result.prompt_token_ids, result.token_ids)
     p = law(rows, drawn.temperature, drawn.top_p)
     emitted = torch.tensor(result.token_ids)
@@ -134,12 +136,26 @@ def _tests(numbers: Sequence[_Numbers], level: float) -> Iterable[Test]:
             if (count := len(sample)) >= ENOUGH:
                 distance = st.ks_distance(sample)
                 p_value = st.ks_p_value(distance, count)
-                yield Test(f"distance, {name}, by {order}", count, distance, p_value, level, st.ks_detectable(count, level))
+                yield Test(
+                    f"distance, {name}, by {order}",
+                    count,
+                    distance,
+                    p_value,
+                    level,
+                    st.ks_detectable(count, level),
+                )
         pairs = [np.stack([n.emitted[:-1, column], n.emitted[1:, column]], axis=1) for n in numbers]
         if (count := sum(map(len, pairs))) >= ENOUGH:
             correlation = st.lag_correlation(np.concatenate(pairs))
             p_value = st.lag_p_value(correlation, count)
-            yield Test(f"lag-1 correlation, by {order}", count, correlation, p_value, level, st.lag_detectable(count, level))
+            yield Test(
+                f"lag-1 correlation, by {order}",
+                count,
+                correlation,
+                p_value,
+                level,
+                st.lag_detectable(count, level),
+            )
 
 
 def _power(numbers: Sequence[_Numbers], level: float, generator: np.random.Generator) -> Iterable[Planted]:

@@ -16,7 +16,8 @@ CAUGHT = 0.99
 
 
 def ks_distance(numbers: Numbers) -> float:
-    """Largest distance between the empirical distribution function and that of the uniform law (Kolmogorov-Smirnov)."""
+    """Largest distance between the empirical distribution function and that of the uniform law
+    (Kolmogorov-Smirnov)."""
     ordered = np.sort(numbers)
     steps = np.arange(len(ordered) + 1) / len(ordered)
     return float(max((steps[1:] - ordered).max(), (ordered - steps[:-1]).max()))
@@ -25,8 +26,8 @@ def ks_distance(numbers: Numbers) -> float:
 def ks_p_value(distance: float, count: int) -> float:
     """Probability of so large a distance by chance, at most: 2 exp(-2 n d^2), valid for every n.
 
-    Dvoretzky-Kiefer-Wolfowitz with Massart's constant; also the first term of Kolmogorov's series, so nothing is
-    lost in the tail, where it matters.
+    Dvoretzky-Kiefer-Wolfowitz with Massart's constant; also the first term of Kolmogorov's series, so
+    nothing is lost in the tail, where it matters.
     """
     return min(1.0, 2 * math.exp(-2 * count * distance**2))
 
@@ -39,8 +40,8 @@ def ks_limit(count: int, level: float) -> float:
 def ks_detectable(count: int, level: float) -> float:
     """Shift of the distribution function that is caught with probability 0.99 at least, wherever it is.
 
-    If the true law is that far from uniform at one point, the empirical one is within `ks_limit(count, 0.01)` of
-    the true one with probability 0.99, so the distance stays above `ks_limit(count, level)`.
+    If the true law is that far from uniform at one point, the empirical one is within `ks_limit(count,
+    0.01)` of the true one with probability 0.99, so the distance stays above `ks_limit(count, level)`.
     """
     return ks_limit(count, level) + ks_limit(count, 1 - CAUGHT)
 
@@ -64,10 +65,12 @@ def lag_detectable(count: int, level: float) -> float:
 def smallest_caught_share(
     planted: Numbers, is_caught: Callable[[Numbers], bool], generator: np.random.Generator, runs: int = 100
 ) -> float | None:
-    """The smallest share of tokens that could have been drawn wrongly and be caught in all of `runs` simulated audits.
+    """The smallest share of tokens that could have been drawn wrongly and be caught in all of `runs`
+    simulated audits.
 
-    `planted[t]` is the transform of token t under the wrong law; in a simulated audit each token has it with the
-    probability in question, else a uniform number. Found by bisection to 1/128; `None`: not even the share 1.
+    `planted[t]` is the transform of token t under the wrong law; in a simulated audit each token has it
+    with the probability in question, else a uniform number. Found by bisection to 1/128; `None`: not even
+    the share 1.
     """
 
     def always(share: float) -> bool:

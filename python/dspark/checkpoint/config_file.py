@@ -24,7 +24,9 @@ class ConfigFile:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise CheckpointError(f"{path.parent}: no {path.name} there, so this is not a checkpoint") from None
+            raise CheckpointError(
+                f"{path.parent}: no {path.name} there, so this is not a checkpoint"
+            ) from None
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from error
         if not isinstance(values, dict):
@@ -87,7 +89,8 @@ class ConfigFile:
         return value
 
     def layer_windows(self, layers: int) -> tuple[int | None, ...]:
-        """The attention window of each layer (None: full attention), from `layer_types` and `sliding_window`."""
+        """The attention window of each layer (None: full attention), from `layer_types` and
+        `sliding_window`."""
         kinds = self.raw("layer_types")
         if kinds is None:
             kinds = self._layer_types_of_older_configs(layers)

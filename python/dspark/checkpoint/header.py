@@ -19,7 +19,8 @@ LONGEST_HEADER = 100_000_000
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor on disk: `start` and `stop` are byte positions in `file`, `dtype` is safetensors' name for it."""
+    """One tensor on disk: `start` and `stop` are byte positions in `file`, `dtype` is safetensors' name for
+    it."""
 
     name: str
     file: Path
@@ -45,7 +46,9 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             prefix = stream.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else LONGEST_HEADER + 1
             if length > min(LONGEST_HEADER, size - 8):
-                raise CheckpointError(f"{file}: not a whole safetensors file ({size} bytes, header cut short)")
+                raise CheckpointError(
+                    f"{file}: not a whole safetensors file ({size} bytes, header cut short)"
+                )
             header = json.loads(stream.read(length))
     except FileNotFoundError:
         raise CheckpointError(f"{file}: no such file") from None

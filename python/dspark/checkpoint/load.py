@@ -37,8 +37,8 @@ def load_parameters(
 ) -> None:
     """Replaces the parameters of `model` (built on the meta device) by those of the checkpoint.
 
-    `names` maps each parameter's name to its tensor's. Everything is checked before anything is read, and nothing
-    is left uninitialised: a parameter without an entry must have been filled already.
+    `names` maps each parameter's name to its tensor's. Everything is checked before anything is read, and
+    nothing is left uninitialised: a parameter without an entry must have been filled already.
     """
     parameters = dict(model.named_parameters())
     left = [name for name, parameter in parameters.items() if parameter.is_meta and name not in names]

@@ -38,19 +38,24 @@ def read_rope(config: ConfigFile) -> RopeConfig:
     """Reads `rope_theta`, `rope_parameters` and `rope_scaling`; absent, null or equal values are fine.
 
     Raises:
-        CheckpointError: two places give two values (both are named), the kind is unknown, or a value is missing.
+        CheckpointError: two places give two values (both are named), the kind is unknown, or a value is
+            missing.
     """
     blocks = {place: block for place in PLACES if (block := config.object(place)) is not None}
     for place, block in blocks.items():
         if any(isinstance(value, dict) for value in block.values()):
-            raise CheckpointError(f"{config.path}: {place} differs by layer, which this model does not support")
+            raise CheckpointError(
+                f"{config.path}: {place} differs by layer, which this model does not support"
+            )
     reader = _Reader(config, blocks)
     kind = reader.value("rope_type", _text, extra_key="type") or "default"
     if kind not in KINDS:
         raise CheckpointError(f"{config.path}: rope_type is {kind!r}; supported are {', '.join(KINDS)}")
     partial = reader.value("partial_rotary_factor", _number, top_level=True)
     if partial not in (None, 1.0):
-        raise CheckpointError(f"{config.path}: partial_rotary_factor is {partial}; only 1.0 is supported here")
+        raise CheckpointError(
+            f"{config.path}: partial_rotary_factor is {partial}; only 1.0 is supported here"
+        )
     theta = reader.value("rope_theta", _number, top_level=True) or DEFAULT_THETA
     if kind == "default":
         return RopeConfig(kind=kind, theta=theta)
@@ -73,7 +78,9 @@ def _extended(kind: str, theta: float, reader: _Reader) -> RopeConfig:
         needed += [("low_freq_factor", low), ("high_freq_factor", high)]
     for key, value in needed:
         if value is None or value <= 0:
-            raise CheckpointError(f"{reader.config.path}: rope_type {kind!r} needs a positive {key}, found {value}")
+            raise CheckpointError(
+                f"{reader.config.path}: rope_type {kind!r} needs a positive {key}, found {value}"
+            )
     truncate = reader.value("truncate", _flag)
     return RopeConfig(
         kind=kind,
@@ -99,7 +106,12 @@ class _Reader:
         self._blocks = blocks
 
     def value(
-        self, key: str, convert: Callable[[Any], T | None], *, extra_key: str | None = None, top_level: bool = False
+        self,
+        key: str,
+        convert: Callable[[Any], T | None],
+        *,
+        extra_key: str | None = None,
+        top_level: bool = False,
     ) -> T | None:
         places: list[tuple[str, Any]] = [(key, self.config.raw(key))] if top_level else []
         for place, block in self._blocks.items():

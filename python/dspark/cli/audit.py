@@ -1,8 +1,8 @@
 """Proves a pair lossless on this machine, and says how strong the proof is.
 
-At temperature 0 every token is compared with a plain forward pass over the whole text before it, without cache and
-without rounds. Above it, the tokens are tested against the distributions of such passes. Exit codes: 0 pass, 1 fail,
-3 inconclusive (nothing drafted, or nothing accepted), 2 an error.
+At temperature 0 every token is compared with a plain forward pass over the whole text before it, without
+cache and without rounds. Above it, the tokens are tested against the distributions of such passes. Exit
+codes: 0 pass, 1 fail, 3 inconclusive (nothing drafted, or nothing accepted), 2 an error.
 """
 
 from __future__ import annotations
@@ -27,10 +27,19 @@ EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `dspark audit`."""
     work = parser.add_argument_group("work")
-    work.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help='lines with "prompt" or "turns" (default: built in)')
-    work.add_argument("--chat", action="store_true", help="prompts are a user's messages: apply the chat template")
+    work.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE.jsonl",
+        help='lines with "prompt" or "turns" (default: built in)',
+    )
+    work.add_argument(
+        "--chat", action="store_true", help="prompts are a user's messages: apply the chat template"
+    )
     work.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens per sequence")
-    work.add_argument("--samples", type=int, default=16, metavar="N", help="sequences per prompt above temperature 0")
+    work.add_argument(
+        "--samples", type=int, default=16, metavar="N", help="sequences per prompt above temperature 0"
+    )
     work.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the first prompt")
     add_pair_options(parser)
 
@@ -39,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs `dspark audit`."""
     from dspark.audit.prompts import CODE, GENERAL, read_prompts
     from dspark.audit.run import Plan, audit_pair
+
     plan = Plan(tokens=options.tokens, samples=options.samples, seed=options.seed)
     texts = list(CODE if options.target == "tiny" else GENERAL)
     if options.prompts is not None:
@@ -81,13 +91,13 @@ def print_report(report: Report, prompts: int) -> None:
 
 
 def _print_greedy(check: GreedyCheck) -> None:
-    counts, differences = check.counts, check.differences
-    print(f"temperature 0: {_work(counts)}")
+    equal, beyond = check.counts.tokens - len(check.differences), check.beyond_rounding
+    print(f"temperature 0: {_work(check.counts)}")
     print(
-        f"  {counts.tokens - len(differences)} tokens equal the reference's, "
-        f"{len(differences) - check.beyond_rounding} differ within rounding, {check.beyond_rounding} beyond it\n"
-        f"  rounding explains gaps up to {check.largest_bound:.2g}; the closest two candidates are {check.smallest_gap:.2g} "
-        f"apart, {check.undecided} tokens are closer than rounding\n"
+        f"  {equal} tokens equal the reference's, {len(check.differences) - beyond} differ within rounding, "
+        f"{beyond} beyond it\n"
+        f"  rounding explains gaps up to {check.largest_bound:.2g}; the closest two candidates are "
+        f"{check.smallest_gap:.2g} apart, {check.undecided} tokens are closer than rounding\n"
     )
 
 

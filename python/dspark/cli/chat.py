@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dspark.cli.options import add_pair_options, add_sampling_options, open_decoder, sampling_params
@@ -84,10 +85,8 @@ class _Conversation:
 
 def _typed_lines() -> Iterator[str]:
     """What the user types, until Ctrl-D."""
-    try:
+    with suppress(ImportError):  # not on every platform
         import readline  # noqa: F401 - its import alone gives `input` line editing and a history
-    except ImportError:
-        pass  # not on every platform
     while True:
         try:
             yield input("> ")

@@ -42,7 +42,7 @@ PAIRS = {
         "tiny",
         "tiny-draft",
         "the embedded pair: 0.7 million parameters, trained on Python source text",
-        "class Reader:\n    def __init__(self, stream, encoding=None):\n",
+        'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file."""\n',
         False,
         256,
     ),
@@ -83,8 +83,10 @@ def show(pair: Pair) -> int:
         info = with_draft.info()
         print(f"{pair.about}\n{info['dtype']} on {info['device']}, {info['threads']} threads\n")
         write_text(pair.prompt + ("\n\n" if pair.is_chat else ""))
-        print(f"[{summary(print_stream(with_draft.stream(prompt, _params(pair, 0.0))))}]\n")
-        rows = [("", "with the draft", "target alone", "gain", "acceptance length", "same text")]
+        print(f"[{summary(print_stream(with_draft.stream(prompt, _params(pair, TEMPERATURES[-1]))))}]\n")
+        rows: list[tuple[str, ...]] = [
+            ("", "with the draft", "target alone", "gain", "acceptance length", "same text")
+        ]
         for temperature in TEMPERATURES:
             progress(f"timing at temperature {temperature:g}", 0, 1)
             rows.append(_compare(models, with_draft, alone, prompt, pair, temperature))
@@ -108,13 +110,21 @@ def _compare(
         for decoder, results in runs.items():
             results.append(decoder.generate(prompt, _params(pair, temperature, seed=number)))
     speeds = {
-        decoder: [len(r.token_ids) / r.timing.total_s for r in results[1:]] for decoder, results in runs.items()
+        decoder: [len(r.token_ids) / r.timing.total_s for r in results[1:]]
+        for decoder, results in runs.items()
     }
     fast, plain = (statistics.median(speeds[decoder]) for decoder in (with_draft, alone))
     same = "by law" if temperature else _same_text(models, runs[with_draft][0], runs[alone][0])
     length = pooled_acceptance_length(runs[with_draft][1:])
     shown = "-" if length is None else f"{length:.2f}"
-    return (f"temperature {temperature:g}", f"{fast:.1f}", f"{plain:.1f}", f"{fast / plain:.2f}x", shown, same)
+    return (
+        f"temperature {temperature:g}",
+        f"{fast:.1f}",
+        f"{plain:.1f}",
+        f"{fast / plain:.2f}x",
+        shown,
+        same,
+    )
 
 
 def _same_text(models: Models, one: GenerationResult, other: GenerationResult) -> str:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
-from dspark.cli.options import add_pair_options, add_sampling_options, open_decoder, sampling_params, token_ids
+from dspark.cli.options import (
+    add_pair_options,
+    add_sampling_options,
+    open_decoder,
+    sampling_params,
+    token_ids,
+)
 from dspark.cli.show import print_json, print_stream, say, summary, write_text
 from dspark.errors import RequestError
 
@@ -14,9 +21,15 @@ HELP = "generate text from a prompt"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `dspark generate`."""
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to go on from; - reads standard input")
-    parser.add_argument("--token-ids", type=token_ids, metavar="1,2,3", help="a tokenised prompt in place of PROMPT")
-    parser.add_argument("--chat", action="store_true", help="PROMPT is a user's message: apply the chat template")
+    parser.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="the text to go on from; - reads standard input"
+    )
+    parser.add_argument(
+        "--token-ids", type=token_ids, metavar="1,2,3", help="a tokenised prompt in place of PROMPT"
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="PROMPT is a user's message: apply the chat template"
+    )
     parser.add_argument("--n", type=int, metavar="N", help="samples; with --json more than one makes a list")
     add_pair_options(parser)
     add_sampling_options(parser)
@@ -32,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         if params.n == 1 and not options.json:
             say(summary(print_stream(decoder.stream(prompt, params))))
             return 0
-        outcome = decoder.generate(prompt, params)
+        outcome: Any = decoder.generate(prompt, params)
     if options.json:
         print_json([r.to_json() for r in outcome] if isinstance(outcome, list) else outcome.to_json())
         return 0
@@ -46,13 +59,12 @@ def run(options: argparse.Namespace) -> int:
 def _prompt(options: argparse.Namespace) -> str | list[int]:
     given: str | None = options.prompt
     ids: list[int] | None = options.token_ids
-    if (given is None) == (ids is None):
-        raise RequestError("give either PROMPT or --token-ids")
-    if ids is not None:
+    if given is not None and ids is None:
+        return sys.stdin.read() if given == "-" else given
+    if ids is not None and given is None:
         if options.chat:
             raise RequestError("--chat renders a PROMPT, not --token-ids")
         if not ids:
             raise RequestError("the prompt is empty: --token-ids needs at least one token id")
         return ids
-    assert given is not None  # noqa: S101 - one of the two was given
-    return sys.stdin.read() if given == "-" else given
+    raise RequestError("give either PROMPT or --token-ids")

@@ -17,19 +17,37 @@ if TYPE_CHECKING:
 _DRAFT_OF = {"tiny": "tiny-draft", "smollm2": "smollm2-draft"}
 """The draft that goes without saying."""
 
-_DECODER_OPTIONS = ("policy", "confidence_threshold", "block_size", "markov_candidates", "acceptance", "max_model_len")
+_DECODER_OPTIONS = (
+    "policy",
+    "confidence_threshold",
+    "block_size",
+    "markov_candidates",
+    "acceptance",
+    "max_model_len",
+)
 
 
 def add_pair_options(parser: argparse.ArgumentParser) -> None:
     """Which models, where, and how they work together."""
     pair = parser.add_argument_group("models")
-    pair.add_argument("--target", default="tiny", metavar="DIR", help="the model whose text it is: a directory or a known name")
-    pair.add_argument("--draft", metavar="DIR", help="its draft (default: the one that belongs to a known target)")
+    pair.add_argument(
+        "--target",
+        default="tiny",
+        metavar="DIR",
+        help="the model whose text it is: a directory or a known name",
+    )
+    pair.add_argument(
+        "--draft", metavar="DIR", help="its draft (default: the one that belongs to a known target)"
+    )
     pair.add_argument("--no-draft", action="store_true", help="the target alone, through the same path")
     pair.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    pair.add_argument("--dtype", default="auto", help="auto (the checkpoint's), float32, float16, bfloat16 or float64")
+    pair.add_argument(
+        "--dtype", default="auto", help="auto (the checkpoint's), float32, float16, bfloat16 or float64"
+    )
     rounds = parser.add_argument_group("rounds")
-    rounds.add_argument("--policy", default="fixed", help="how many drafted tokens are verified: fixed, threshold")
+    rounds.add_argument(
+        "--policy", default="fixed", help="how many drafted tokens are verified: fixed, threshold"
+    )
     rounds.add_argument(
         "--confidence-threshold",
         type=float,
@@ -38,7 +56,9 @@ def add_pair_options(parser: argparse.ArgumentParser) -> None:
     )
     rounds.add_argument("--block-size", type=int, metavar="N", help="tokens to draft per round at most")
     rounds.add_argument("--acceptance", default="rejection", help="rejection, block or coupled")
-    rounds.add_argument("--markov-candidates", type=int, metavar="M", help="draft among the M likeliest tokens only")
+    rounds.add_argument(
+        "--markov-candidates", type=int, metavar="M", help="draft among the M likeliest tokens only"
+    )
     rounds.add_argument("--max-model-len", type=int, metavar="N", help="positions per request at most")
 
 
@@ -48,7 +68,9 @@ def draft_of(options: argparse.Namespace) -> str | None:
         return None
     draft: str | None = options.draft or _DRAFT_OF.get(options.target)
     if draft is None:
-        raise ConfigError(f"no draft is known for the target {options.target!r}: give --draft DIR, or --no-draft")
+        raise ConfigError(
+            f"no draft is known for the target {options.target!r}: give --draft DIR, or --no-draft"
+        )
     return draft
 
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dspark.errors import DSparkError
+
 if TYPE_CHECKING:
     from dspark.result import GenerationResult, StreamPiece
 
@@ -18,7 +20,8 @@ def say(remark: str) -> None:
 
 
 class Progress:
-    """A line on standard error that a terminal shows growing; what is no terminal sees only the steps' names."""
+    """A line on standard error that a terminal shows growing; what is no terminal sees only the steps'
+    names."""
 
     def __init__(self, *, silent: bool = False) -> None:
         self._silent = silent
@@ -71,17 +74,16 @@ def _finite(value: Any) -> Any:
 
 def print_stream(pieces: Iterable[StreamPiece], shown: list[str] | None = None) -> GenerationResult:
     """Writes a stream as it comes and returns its result; what was written also goes to `shown`."""
-    result = None
     try:
         for piece in pieces:
             write_text(piece.text)
             if shown is not None:
                 shown.append(piece.text)
-            result = piece.result
+            if piece.result is not None:
+                return piece.result
     finally:
         write_text("\n")
-    assert result is not None  # noqa: S101 - the last piece of a stream has it
-    return result
+    raise DSparkError("the stream ended without a result")
 
 
 def write_text(text: str) -> None:
@@ -110,22 +112,30 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     """Columns of text, the first flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
         for row in rows
     )
 
 
 def fields(value: Mapping[str, Any], indent: str = "") -> str:
-    """A mapping as indented `key: value` lines; mappings and lists of long entries go below their key."""
+    """A mapping as indented `key: value` lines; what does not fit into a line goes below its key."""
     lines = []
     for key, item in value.items():
-        if isinstance(item, Mapping) and item:
+        line = f"{indent}{key}: {_scalar(item)}"
+        if isinstance(item, Mapping) and (
+            len(line) > _WIDTH or any(isinstance(i, Mapping) for i in item.values())
+        ):
             lines += [f"{indent}{key}:", fields(item, indent + "  ")]
         elif isinstance(item, list | tuple) and any(isinstance(entry, str | Mapping) for entry in item):
             lines += [f"{indent}{key}:", *(f"{indent}  - {_scalar(entry)}" for entry in item)]
         else:
-            lines.append(f"{indent}{key}: {_scalar(item)}")
+            lines.append(line)
     return "\n".join(lines)
+
+
+_WIDTH = 100
 
 
 def _scalar(value: Any) -> str:

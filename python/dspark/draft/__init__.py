@@ -1,11 +1,18 @@
-"""Drafts: torch modules, usable on their own."""
+"""Drafts: torch modules, usable on their own. Names are imported when used, so reading configs needs no
+torch."""
 
-from dspark.draft.confidence import AcceptRatePredictor
-from dspark.draft.config import DraftConfig
-from dspark.draft.context import DraftContext
-from dspark.draft.load import load_draft
-from dspark.draft.markov import GatedMarkovHead, RNNHead, VanillaMarkov
-from dspark.draft.model import DSparkDraftModel
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dspark.draft.confidence import AcceptRatePredictor
+    from dspark.draft.config import DraftConfig
+    from dspark.draft.context import DraftContext
+    from dspark.draft.load import load_draft
+    from dspark.draft.markov import GatedMarkovHead, RNNHead, VanillaMarkov
+    from dspark.draft.model import DSparkDraftModel
 
 __all__ = [
     "AcceptRatePredictor",
@@ -17,3 +24,20 @@ __all__ = [
     "VanillaMarkov",
     "load_draft",
 ]
+
+_MODULES = {
+    "AcceptRatePredictor": "confidence",
+    "DSparkDraftModel": "model",
+    "DraftConfig": "config",
+    "DraftContext": "context",
+    "GatedMarkovHead": "markov",
+    "RNNHead": "markov",
+    "VanillaMarkov": "markov",
+    "load_draft": "load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"dspark.draft.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'dspark.draft' has no attribute {name!r}")

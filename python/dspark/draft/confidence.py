@@ -18,13 +18,18 @@ class AcceptRatePredictor(nn.Module):
         self.with_markov = markov_rank > 0
         self.proj = nn.Linear(hidden_size + markov_rank, 1)
 
-    def forward(self, hidden: Tensor, previous: Tensor | None = None, markov: VanillaMarkov | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, previous: Tensor | None = None, markov: VanillaMarkov | None = None
+    ) -> Tensor:
         """Logits `[...]` (before the sigmoid) of hidden states `[..., hidden]`.
 
-        `previous` `[...]`, the token before each slot, and the Markov head are read only with the Markov feature.
+        `previous` `[...]`, the token before each slot, and the Markov head are read only with the Markov
+        feature.
         """
         if self.with_markov:
             if previous is None or markov is None:
-                raise ConfigError("this confidence head reads the Markov feature: give it tokens and Markov head")
+                raise ConfigError(
+                    "this confidence head reads the Markov feature: give it tokens and Markov head"
+                )
             hidden = torch.cat((hidden, markov.features(previous).to(hidden.dtype)), dim=-1)
         return self.proj(hidden).squeeze(-1)  # type: ignore[no-any-return]

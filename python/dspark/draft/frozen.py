@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from dspark.layers.decoder import DecoderLayer
-from dspark.layers.frozen import FrozenStack, HeadRotation
+from dspark.layers.frozen import FrozenStack, HeadRotation, normed_product
 from dspark.layers.linear import FusedLinear
 from dspark.layers.norm import FrozenNorm, RMSNorm
 
@@ -15,7 +15,18 @@ from dspark.layers.norm import FrozenNorm, RMSNorm
 class FrozenDraft:
     """What a frozen `DSparkDraftModel` runs on."""
 
-    __slots__ = ("head", "hidden_norm", "keys_values", "kv_heads", "layers", "norm", "projection", "rotation", "shape")
+    __slots__ = (
+        "embedding",
+        "head",
+        "hidden_norm",
+        "keys_values",
+        "kv_heads",
+        "layers",
+        "norm",
+        "projection",
+        "rotation",
+        "shape",
+    )
 
     def __init__(
         self,
@@ -23,16 +34,19 @@ class FrozenDraft:
         hidden_norm: RMSNorm,
         layers: Sequence[DecoderLayer],
         norm: RMSNorm,
+        embeddings: nn.Embedding | None,
         head: nn.Linear | None,
     ) -> None:
         shape = layers[0].shape
         self.projection = FusedLinear([projection])
-        self.hidden_norm = FrozenNorm(hidden_norm)
         self.layers = FrozenStack(layers)
         self.norm = FrozenNorm(norm)
+        self.embedding = embeddings.weight.detach() if embeddings is not None else None
         self.head = FusedLinear([head]) if head is not None else None
         attentions = [layer.self_attn for layer in layers]
-        self.keys_values = FusedLinear([linear for one in attentions for linear in (one.k_proj, one.v_proj)])
+        self.hidden_norm, self.keys_values = normed_product(
+            hidden_norm, [linear for one in attentions for linear in (one.k_proj, one.v_proj)]
+        )
         keys = [(one.k_norm, 1.0, shape.num_key_value_heads) for one in attentions]
         self.rotation = HeadRotation([[group] for group in keys], norm.weight, shape.head_dim)
         self.kv_heads = shape.num_key_value_heads

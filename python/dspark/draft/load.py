@@ -31,12 +31,12 @@ def load_draft(
 
     Args:
         path: directory with config.json and safetensors weights, single or sharded.
-        target: what the draft takes embeddings and output head from where it has none. None only for a draft with
-            both.
+        target: what the draft takes embeddings and output head from where it has none. None only for a draft
+            with both.
         dtype: "auto" keeps the checkpoint's; it must be the target's.
         progress: called with bytes read so far and in all.
-        block_size: tokens to draft per block; up to the checkpoint's it changes nothing here (a prefix of the block
-            is used), beyond it the block is widened, up to its training width.
+        block_size: tokens to draft per block; up to the checkpoint's it changes nothing here (a prefix of the
+            block is used), beyond it the block is widened, up to its training width.
 
     Raises:
         CheckpointError: names the file, the key or tensor, what was expected and what was found.
@@ -47,8 +47,8 @@ def load_draft(
         config = widened(config, block_size)
     if target is None and not (config.own_embeddings and config.own_head):
         raise CheckpointError(
-            f"{weights.where()}: the draft has no {'output head' if config.own_embeddings else 'embeddings'} of "
-            "its own, and there is no target to take them from"
+            f"{weights.where()}: the draft has no {'output head' if config.own_embeddings else 'embeddings'} "
+            "of its own, and there is no target to take them from"
         )
     with torch.device("meta"):
         model = DSparkDraftModel(config)

@@ -1,7 +1,8 @@
 """The Markov heads: what the token just drafted adds to the next slot's logits (paper, section 3.2).
 
-Each adds bias = W2 f(W1[x], ...) to the base logits, with low-rank W1, W2. These are the torch modules, for training
-and as the reference of the core's chain: `step` goes one token on, `block` is the teacher-forced whole.
+Each adds bias = W2 f(W1[x], ...) to the base logits, with low-rank W1, W2. These are the torch modules, for
+training and as the reference of the core's chain: `step` goes one token on, `block` is the teacher-forced
+whole.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dspark.draft.context import DraftContext
 from dspark.draft.frozen import FrozenDraft
 from dspark.draft.markov import build_markov_head
 from dspark.errors import ConfigError
-from dspark.layers.decoder import DecoderLayer, LayerShape
+from dspark.layers.decoder import DecoderLayer, LayerShape, decoder_layers
 from dspark.layers.norm import RMSNorm
 from dspark.layers.rotary import RotaryTable
 from dspark.target.model import TargetModel
@@ -25,8 +25,9 @@ from dspark.target.model import TargetModel
 class DSparkDraftModel(nn.Module):
     """DFlash backbone with, where the configuration has them, a Markov head and a confidence head.
 
-    A block is `block_size` inputs, the anchor and then mask tokens, at positions p .. p + block_size - 1 where p is
-    the length of the context. Parameters carry the published names. `freeze` prepares for inference.
+    A block is `block_size` inputs, the anchor and then mask tokens, at positions p .. p + block_size - 1
+    where p is the length of the context. Parameters carry the published names. `freeze` prepares for
+    inference.
     """
 
     def __init__(self, config: DraftConfig) -> None:
@@ -48,8 +49,12 @@ class DSparkDraftModel(nn.Module):
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if config.own_embeddings else None
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if config.own_head else None
+        self.embed_tokens = (
+            nn.Embedding(config.vocab_size, config.hidden_size) if config.own_embeddings else None
+        )
+        self.lm_head = (
+            nn.Linear(config.hidden_size, config.vocab_size, bias=False) if config.own_head else None
+        )
         self.markov_head = build_markov_head(
             config.markov_head_type, config.vocab_size, config.markov_rank, config.hidden_size
         )
@@ -81,33 +86,38 @@ class DSparkDraftModel(nn.Module):
         for name, ours, other in (
             ("vocab_size", config.vocab_size, theirs.vocab_size),
             ("width of a tap", config.target_hidden_size, theirs.hidden_size),
-            ("num_target_layers", config.num_target_layers or theirs.num_hidden_layers, theirs.num_hidden_layers),
+            (
+                "num_target_layers",
+                config.num_target_layers or theirs.num_hidden_layers,
+                theirs.num_hidden_layers,
+            ),
             ("dtype", self.dtype, target.dtype),
             ("device", self.device, target.device),
         ):
             if ours != other:
-                raise ConfigError(f"the draft does not fit the target: {name} is {ours} here and {other} there")
+                raise ConfigError(f"the draft does not fit the target: {name} is {ours} here, {other} there")
         for tap in config.target_layer_ids:
             if not -1 <= tap < theirs.num_hidden_layers - 1:
                 raise ConfigError(
-                    f"the draft taps layer {tap}, but of the target's {theirs.num_hidden_layers} layers only -1 "
-                    f"(embeddings) to {theirs.num_hidden_layers - 2} can be tapped"
+                    f"the draft taps layer {tap}, but of the target's {theirs.num_hidden_layers} layers "
+                    f"only -1 (embeddings) to {theirs.num_hidden_layers - 2} can be tapped"
                 )
         borrows = not (config.own_embeddings and config.own_head)
         if borrows and config.hidden_size != theirs.hidden_size:
             raise ConfigError(
-                f"the draft has hidden size {config.hidden_size} and neither embeddings nor output head of its "
-                f"own, but the target's have {theirs.hidden_size}"
+                f"the draft has hidden size {config.hidden_size} and takes embeddings or head from the "
+                f"target, whose hidden size is {theirs.hidden_size}"
             )
         self.__dict__["_target"] = target  # not a submodule: the target's parameters are not the draft's
         return self
 
-    @property
-    def embedding_weight(self) -> Tensor:
-        """`[vocabulary, hidden]`: the draft's own, or the target's."""
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings `[rows, hidden]` of token ids `[rows]`: the draft's own, or the target's."""
+        if self._frozen is not None and self._frozen.embedding is not None:
+            return self._frozen.embedding.index_select(0, token_ids)
         if self.embed_tokens is not None:
-            return self.embed_tokens.weight
-        return self._needed_target("embeddings").embedding_weight
+            return F.embedding(token_ids, self.embed_tokens.weight)
+        return self._needed_target("embeddings").embed(token_ids)
 
     def project(self, hidden: Tensor) -> Tensor:
         """Base logits `[rows, vocabulary]` of the backbone's output `[rows, hidden]`."""
@@ -121,7 +131,14 @@ class DSparkDraftModel(nn.Module):
         """Prepares for inference and drops the separate weights: no training or saving afterwards."""
         if self._frozen is None:
             with torch.inference_mode():
-                self._frozen = FrozenDraft(self.fc, self.hidden_norm, list(self.layers), self.norm, self.lm_head)
+                self._frozen = FrozenDraft(
+                    self.fc,
+                    self.hidden_norm,
+                    decoder_layers(self.layers),
+                    self.norm,
+                    self.embed_tokens,
+                    self.lm_head,
+                )
             self.layers = nn.ModuleList()
             self.fc = self.hidden_norm = self.lm_head = None  # type: ignore[assignment]
         return self
@@ -141,7 +158,9 @@ class DSparkDraftModel(nn.Module):
             taps: `[rows, taps * target hidden]`, the target's tapped states of these tokens.
         """
         if taps.shape[0] != sum(n for _, n in contexts):
-            raise ConfigError(f"{taps.shape[0]} rows of taps for contexts that grow by {[n for _, n in contexts]}")
+            raise ConfigError(
+                f"{taps.shape[0]} rows of taps for contexts that grow by {[n for _, n in contexts]}"
+            )
         if taps.shape[0] == 0:
             return
         rows = self._rotary_table().spans([(context.length, context.length + n) for context, n in contexts])
@@ -160,7 +179,7 @@ class DSparkDraftModel(nn.Module):
             return self._frozen.context(taps, rows)
         context = self.hidden_norm(self.fc(taps))
         layers = []
-        for layer in self.layers:
+        for layer in decoder_layers(self.layers):
             attention = layer.self_attn
             heads = torch.cat((attention.keys(context, rows), attention.values(context)), dim=1)
             layers.append(heads.transpose(0, 1))
@@ -174,16 +193,20 @@ class DSparkDraftModel(nn.Module):
             contexts: its context, which holds every token before the anchor.
 
         Returns:
-            The backbone's output `[requests * gamma, hidden]` and base logits `[requests * gamma, vocabulary]`.
+            The backbone's output `[requests * gamma, hidden]` and base logits `[requests * gamma,
+            vocabulary]`.
         """
         config, size = self.config, self.config.block_size
         rows = self._rotary_table().spans([(context.length, context.length + size) for context in contexts])
         attention = CachedAttention(
-            [(context, size) for context in contexts], config.num_attention_heads, config.windows, causal=False
+            [(context, size) for context in contexts],
+            config.num_attention_heads,
+            config.windows,
+            causal=False,
         )
         masks = [config.mask_token_id] * (size - 1)
         ids = [token for anchor in anchors for token in (anchor, *masks)]
-        x = F.embedding(torch.tensor(ids, device=self.device), self.embedding_weight)
+        x = self.embed(torch.tensor(ids, device=attention.device))
         hidden = self._layers(x, rows, attention)
         if config.drop_anchor_slot:
             hidden = hidden.view(-1, size, config.hidden_size)[:, 1:].reshape(-1, config.hidden_size)

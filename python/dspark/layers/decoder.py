@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ class SelfAttention(nn.Module):
         queries = shape.num_attention_heads * shape.head_dim
         keys = shape.num_key_value_heads * shape.head_dim
         self.head_dim = shape.head_dim
+        self.scale = 1.0 / math.sqrt(shape.head_dim)
         self.q_proj = nn.Linear(shape.hidden_size, queries, bias=shape.qkv_bias)
         self.k_proj = nn.Linear(shape.hidden_size, keys, bias=shape.qkv_bias)
         self.v_proj = nn.Linear(shape.hidden_size, keys, bias=shape.qkv_bias)
@@ -51,7 +53,7 @@ class SelfAttention(nn.Module):
     def queries(self, x: Tensor, rotation: Tensor) -> Tensor:
         """`[rows, heads, head_dim]`, rotated, scaled by head_dim^-1/2."""
         heads = self._heads(self.q_proj(x), self.q_norm)
-        return rotate(heads, rotation) * self.head_dim**-0.5
+        return rotate(heads, rotation) * self.scale
 
     def keys(self, x: Tensor, rotation: Tensor) -> Tensor:
         """`[rows, key heads, head_dim]`, rotated."""
@@ -98,3 +100,8 @@ class DecoderLayer(nn.Module):
         """x `[rows, hidden]`, rotation: rows of a `RotaryTable`, `[2, rows, head_dim]`."""
         x = x + self.self_attn(self.input_layernorm(x), rotation, attend)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+
+
+def decoder_layers(modules: nn.ModuleList) -> list[DecoderLayer]:
+    """The layers of a model, typed."""
+    return [module for module in modules if isinstance(module, DecoderLayer)]

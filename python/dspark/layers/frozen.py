@@ -1,7 +1,8 @@
 """A stack of decoder layers for inference: fused products and as few operations as the arithmetic allows.
 
-A pass over a few rows of a small model is paid by the operation, not by the byte, so what can be prepared once
-is: stacked weights, query scale and head norms folded into the rotation, rotations of all layers in one product.
+A pass over a few rows of a small model is paid by the operation, not by the byte, so what can be prepared
+once is: stacked weights, query scale and head norms folded into the rotation, rotations of all layers in one
+product.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dspark.attention import CachedAttention
 from dspark.layers.decoder import DecoderLayer, SelfAttention
 from dspark.layers.linear import FusedLinear
-from dspark.layers.norm import FrozenNorm, RMSNorm, accumulation_dtype
+from dspark.layers.norm import FrozenNorm, RMSNorm, accumulation_dtype, scaled_weight
 
 ROTATIONS_AT_ONCE = 1 << 18
-"""Elements up to which the rotations of all layers are prepared together: beyond it memory outweighs the call."""
+"""Elements up to which the rotations of all layers are prepared together: beyond it memory outweighs the
+call."""
 
 
 class HeadRotation:
@@ -32,7 +34,9 @@ class HeadRotation:
 
     __slots__ = ("accumulate", "factors", "half", "shift")
 
-    def __init__(self, layers: Sequence[Sequence[tuple[RMSNorm | None, float, int]]], like: Tensor, head_dim: int):
+    def __init__(
+        self, layers: Sequence[Sequence[tuple[RMSNorm | None, float, int]]], like: Tensor, head_dim: int
+    ):
         """`layers[l]` lists groups of heads as (norm, scale, number of heads)."""
         self.accumulate = accumulation_dtype(like.dtype)
         self.half = head_dim // 2
@@ -43,9 +47,12 @@ class HeadRotation:
             self.shift = torch.tensor(shift, dtype=self.accumulate, device=like.device)
         else:
             layers = layers[:1]
-        self.factors = torch.stack([self._layer(layer, like, head_dim) for layer in layers], dim=1).unsqueeze(2)
+        by_layer = [self._layer(layer, like, head_dim) for layer in layers]
+        self.factors = torch.stack(by_layer, dim=1).unsqueeze(2)
 
-    def _layer(self, groups: Sequence[tuple[RMSNorm | None, float, int]], like: Tensor, head_dim: int) -> Tensor:
+    def _layer(
+        self, groups: Sequence[tuple[RMSNorm | None, float, int]], like: Tensor, head_dim: int
+    ) -> Tensor:
         rows = []
         for norm, scale, heads in groups:
             weight = torch.full((head_dim,), scale, dtype=self.accumulate, device=like.device)
@@ -57,14 +64,15 @@ class HeadRotation:
 
     def prepare(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """(a, b) of each layer, `[rows, heads, head_dim]`, for table rows `[2, rows, head_dim]`."""
-        rows = rows[:, None, :, None]
-        size = rows.numel() * self.factors.shape[1] * self.factors.shape[3] // 2
-        if size > ROTATIONS_AT_ONCE:
+        rows = rows.unsqueeze(1).unsqueeze(3)
+        _, layers, _, heads, head_dim = self.factors.shape
+        if rows.numel() * layers * heads > ROTATIONS_AT_ONCE:
             for factors in self.factors.unbind(1):
-                yield tuple((rows[:, 0] * factors).unbind(0))  # type: ignore[misc]
+                a, b = (rows[:, 0] * factors).unbind(0)
+                yield a, b
             return
-        a, b = (rows * self.factors).unbind(0)
-        yield from zip(a.unbind(0), b.unbind(0), strict=True)
+        tables = (rows * self.factors).view(2 * layers, -1, heads, head_dim).unbind(0)
+        yield from zip(tables[:layers], tables[layers:], strict=True)
 
     def prepare_all(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(a, b) of all layers, `[rows, layers, heads, head_dim]`."""
@@ -85,15 +93,27 @@ class HeadRotation:
 class FrozenLayer:
     """`DecoderLayer` over `[rows, hidden]`, without gradients."""
 
-    __slots__ = ("down", "gate_up", "norm_attention", "norm_mlp", "output", "qkv", "rotated", "rotation", "shape")
+    __slots__ = (
+        "down",
+        "gate_up",
+        "norm_attention",
+        "norm_mlp",
+        "output",
+        "qkv",
+        "rotated",
+        "rotation",
+        "shape",
+    )
 
     def __init__(self, layer: DecoderLayer, rotation: HeadRotation) -> None:
         shape, attention, mlp = layer.shape, layer.self_attn, layer.mlp
-        self.norm_attention = FrozenNorm(layer.input_layernorm)
-        self.norm_mlp = FrozenNorm(layer.post_attention_layernorm)
-        self.qkv = FusedLinear([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.norm_attention, self.qkv = normed_product(
+            layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj]
+        )
+        self.norm_mlp, self.gate_up = normed_product(
+            layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]
+        )
         self.output = FusedLinear([attention.o_proj])
-        self.gate_up = FusedLinear([mlp.gate_proj, mlp.up_proj])
         self.down = FusedLinear([mlp.down_proj])
         self.rotation = rotation
         self.rotated = shape.num_attention_heads + shape.num_key_value_heads
@@ -107,6 +127,15 @@ class FrozenLayer:
         return self.down.add(F.silu(gate).mul_(up), x)
 
 
+def normed_product(norm: RMSNorm, linears: Sequence[nn.Linear]) -> tuple[FrozenNorm, FusedLinear]:
+    """A norm and the products that alone read it. In f32 and f64 the norm's weight joins theirs, which is
+    exact up to rounding; f16 and bf16 weights would lose digits, so there it stays."""
+    weight = norm.weight
+    if accumulation_dtype(weight.dtype) != weight.dtype:
+        return FrozenNorm(norm), FusedLinear(linears)
+    return FrozenNorm(norm, weightless=True), FusedLinear(linears, scaled_weight(norm))
+
+
 class FrozenStack:
     """All decoder layers of a model."""
 
@@ -118,9 +147,14 @@ class FrozenStack:
         self.layers = [FrozenLayer(layer, self.rotation) for layer in layers]
 
     def __call__(
-        self, x: Tensor, rows: Tensor, attention: CachedAttention, outputs: dict[int, Tensor] | None = None
+        self,
+        x: Tensor,
+        rows: Tensor,
+        attention: CachedAttention,
+        outputs: dict[int, Tensor | None] | None = None,
     ) -> Tensor:
-        """x `[rows, hidden]`, rows: of a `RotaryTable`. Layer outputs whose keys are in `outputs` are put there."""
+        """x `[rows, hidden]`, rows: of a `RotaryTable`. Layer outputs whose keys are in `outputs` are put
+        there."""
         rotations = self.rotation.prepare(rows)
         for index, layer in enumerate(self.layers):
             if (pair := next(rotations, None)) is not None:
@@ -131,9 +165,11 @@ class FrozenStack:
         return x
 
 
-def _query_key_groups(attention: SelfAttention, layer: DecoderLayer) -> list[tuple[RMSNorm | None, float, int]]:
+def _query_key_groups(
+    attention: SelfAttention, layer: DecoderLayer
+) -> list[tuple[RMSNorm | None, float, int]]:
     shape = layer.shape
     return [
-        (attention.q_norm, shape.head_dim**-0.5, shape.num_attention_heads),
+        (attention.q_norm, attention.scale, shape.num_attention_heads),
         (attention.k_norm, 1.0, shape.num_key_value_heads),
     ]

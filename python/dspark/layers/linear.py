@@ -11,8 +11,9 @@ EXPECTED_ROWS = 8
 """The width that oneDNN is told to expect: a draft block, or a verify pass."""
 
 PACK_FROM = {torch.float32: 1 << 17, torch.bfloat16: 0}
-"""Elements from which a packed weight wins. In f32 a small product is done before oneDNN has set itself up (measured:
-256 x 256 breaks even at 8 rows, 576 x 576 takes 39 us instead of 75). f64 and f16 are not packed."""
+"""Elements from which a packed weight wins. In f32 a small product is done before oneDNN has set itself up
+(measured: 256 x 256 breaks even at 8 rows, 576 x 576 takes 39 us instead of 75). f64 and f16 are not
+packed."""
 
 
 def _operation(name: str, overload: str = "default") -> Callable[..., Tensor] | None:
@@ -29,7 +30,7 @@ _pointwise_binary = _operation("_linear_pointwise", "binary")
 def _can_pack(weight: Tensor) -> bool:
     if _reorder is None or _pointwise is None or _pointwise_binary is None:
         return False
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return weight.numel() >= PACK_FROM.get(weight.dtype, weight.numel() + 1)
 
@@ -37,20 +38,22 @@ def _can_pack(weight: Tensor) -> bool:
 class FusedLinear:
     """y = x W^T + b for the stacked rows of one or more linears, without gradients.
 
-    `add(x, residual)` returns residual + y in the same operation. Only two-dimensional x, `[rows, in]`.
+    `add(x, residual)` returns residual + y in the same operation. Only two-dimensional x, `[rows, in]`. With
+    `input_scale` `[in]` the product is that of input_scale * x: the scale has joined the weight.
     """
 
     __slots__ = ("bias", "packed", "weight_t")
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], input_scale: Tensor | None = None) -> None:
         weights = [linear.weight.detach() for linear in linears]
         weight = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
+        if input_scale is not None:
+            weight = weight * input_scale
         self.bias = _stacked_bias(linears)
         self.packed: Tensor | None = None
         self.weight_t: Tensor | None = None
         if _can_pack(weight):
-            assert _reorder is not None  # noqa: S101 - `_can_pack` has looked
-            self.packed = _reorder(weight, EXPECTED_ROWS)
+            self.packed = _reorder(weight, EXPECTED_ROWS)  # type: ignore[misc]
         else:
             self.weight_t = weight.t()
 

@@ -27,25 +27,33 @@ class RMSNorm(nn.Module):
 
 
 class FrozenNorm:
-    """`RMSNorm` for inference in four operations.
+    """`RMSNorm` for inference in four operations, or three where the next product has taken the weight in.
 
     With n = |x| and d entries, sqrt(mean(x^2) + eps) = hypot(n, sqrt(d eps)) / sqrt(d): the sqrt(d) joins the
-    weight. torch's own `rms_norm` is a chain of seven small operations on a CPU, which is what a pass over a few
-    rows pays for.
+    weight. torch's own `rms_norm` is a chain of seven small operations on a CPU, which is what a pass over a
+    few rows pays for.
     """
 
     __slots__ = ("accumulate", "narrow", "shift", "weight")
 
-    def __init__(self, norm: RMSNorm) -> None:
+    def __init__(self, norm: RMSNorm, *, weightless: bool = False) -> None:
         weight = norm.weight.detach()
         self.accumulate = accumulation_dtype(weight.dtype)
         self.narrow = None if self.accumulate == weight.dtype else weight.dtype
-        self.weight = weight.to(self.accumulate) * math.sqrt(weight.shape[0])
+        self.weight = None if weightless else scaled_weight(norm)
         self.shift = torch.tensor(
             math.sqrt(weight.shape[0] * norm.eps), dtype=self.accumulate, device=weight.device
         )
 
     def __call__(self, x: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x, 2, -1, True, dtype=self.accumulate)
-        y = (x / torch.hypot(length, self.shift)).mul_(self.weight)
+        y = x / torch.hypot(length, self.shift)
+        if self.weight is not None:
+            y.mul_(self.weight)
         return y if self.narrow is None else y.to(self.narrow)
+
+
+def scaled_weight(norm: RMSNorm) -> Tensor:
+    """What is left to multiply by after a weightless `FrozenNorm`: w sqrt(d)."""
+    weight = norm.weight.detach()
+    return weight.to(accumulation_dtype(weight.dtype)) * math.sqrt(weight.shape[0])

@@ -68,8 +68,8 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
 class RotaryTable:
     """Cosines and sines by position, grown by doubling as positions are met.
 
-    A row of the table is `[2, head_dim]`: cosines, then sines whose first half is negated, so that a rotation is
-    x cos + roll(x, head_dim / 2) sin.
+    A row of the table is `[2, head_dim]`: cosines, then sines whose first half is negated, so that a rotation
+    is x cos + roll(x, head_dim / 2) sin.
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:

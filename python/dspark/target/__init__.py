@@ -1,8 +1,23 @@
-"""Targets: the models whose distribution the output follows."""
+"""Targets: the models whose distribution the output follows. Names are imported when used (config without
+torch)."""
 
-from dspark.target.cache import KVCache
-from dspark.target.config import TargetConfig
-from dspark.target.load import load_target
-from dspark.target.model import TargetModel
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dspark.target.cache import KVCache
+    from dspark.target.config import TargetConfig
+    from dspark.target.load import load_target
+    from dspark.target.model import TargetModel
 
 __all__ = ["KVCache", "TargetConfig", "TargetModel", "load_target"]
+
+_MODULES = {"KVCache": "cache", "TargetConfig": "config", "TargetModel": "model", "load_target": "load"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"dspark.target.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'dspark.target' has no attribute {name!r}")

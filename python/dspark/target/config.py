@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.rope import RopeConfig, read_rope
@@ -49,7 +50,9 @@ class TargetConfig:
         architecture = _architecture(config)
         family = ARCHITECTURES[architecture]
         if config.raw("quantization_config") is not None:
-            raise CheckpointError(f"{config.path}: quantization_config is set; quantised weights are not supported")
+            raise CheckpointError(
+                f"{config.path}: quantization_config is set; quantised weights are not supported"
+            )
         activation = config.text("hidden_act", "silu")
         if activation != "silu":
             raise CheckpointError(f"{config.path}: hidden_act is {activation!r}; only 'silu' is supported")
@@ -69,19 +72,33 @@ class TargetConfig:
             qk_norm=family == "qwen3",
             rope=read_rope(config),
             windows=(None,) * layers if family == "llama" else config.layer_windows(layers),
-            **head_sizes(config),
+            **head_sizes(config, QWEN3_HEAD_DIM if family == "qwen3" else None),
         )
 
 
-def head_sizes(config: ConfigFile) -> dict[str, int]:
-    """hidden_size, num_attention_heads, num_key_value_heads and head_dim, with the usual defaults, checked."""
+class HeadSizes(TypedDict):
+    """The sizes that every attention layer of a model shares."""
+
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+
+
+QWEN3_HEAD_DIM = 128
+"""What a Qwen3 config without `head_dim` means."""
+
+
+def head_sizes(config: ConfigFile, head_dim: int | None = None) -> HeadSizes:
+    """hidden_size, num_attention_heads, num_key_value_heads and head_dim, with the usual defaults,
+    checked."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.optional_integer("num_key_value_heads") or heads
     if heads % kv_heads:
         raise CheckpointError(
             f"{config.path}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
         )
-    head_dim = config.optional_integer("head_dim")
+    head_dim = config.optional_integer("head_dim") or head_dim
     if head_dim is None:
         if hidden % heads:
             raise CheckpointError(

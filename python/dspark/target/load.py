@@ -9,12 +9,9 @@ import torch
 
 from dspark.checkpoint.load import Progress, load_parameters, resolve_dtype
 from dspark.checkpoint.weights import WeightFiles
-from dspark.errors import CheckpointError
 from dspark.target.config import TargetConfig
 from dspark.target.model import TargetModel
-
-HEAD = "lm_head.weight"
-EMBEDDINGS = "model.embed_tokens.weight"
+from dspark.target.parameters import target_shapes
 
 
 def load_target(
@@ -39,13 +36,10 @@ def load_target(
     weights = WeightFiles.open(directory)
     with torch.device("meta"):
         model = TargetModel(config)
-    names = {name: name for name, _ in model.named_parameters()}
-    if not config.tie_word_embeddings and HEAD not in weights and EMBEDDINGS in weights:
-        raise CheckpointError(
-            f"{weights.where()}: tensor {HEAD} is missing, but tie_word_embeddings is false in "
-            f"{directory / 'config.json'}; expected shape {[config.vocab_size, config.hidden_size]}"
-        )
-    load_parameters(model, weights, names, torch.device(device), resolve_dtype(dtype, weights, names), progress)
+    names = {name: name for name in target_shapes(config, weights)}
+    load_parameters(
+        model, weights, names, torch.device(device), resolve_dtype(dtype, weights, names), progress
+    )
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
     return model.eval().freeze()

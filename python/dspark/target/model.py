@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dspark.attention import CachedAttention
 from dspark.errors import ConfigError
-from dspark.layers.decoder import DecoderLayer, LayerShape
+from dspark.layers.decoder import DecoderLayer, LayerShape, decoder_layers
 from dspark.layers.frozen import FrozenStack
 from dspark.layers.linear import FusedLinear
 from dspark.layers.norm import FrozenNorm, RMSNorm
@@ -75,6 +75,12 @@ class TargetModel(nn.Module):
         """`[vocabulary, hidden]`; stays readable after `freeze`."""
         return self.model.embed_tokens.weight
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings `[rows, hidden]` of token ids `[rows]`."""
+        if self._frozen is None:
+            return F.embedding(token_ids, self.embedding_weight)
+        return self._frozen.embedding.index_select(0, token_ids)
+
     def project(self, hidden: Tensor) -> Tensor:
         """Logits `[rows, vocabulary]` of normed hidden states `[rows, hidden]`."""
         return self.lm_head(hidden) if self._frozen is None else self._frozen.head(hidden)
@@ -104,8 +110,8 @@ class TargetModel(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """One pass over the rows of several requests, one after the other.
 
-        Segment i owns the next n rows, at positions length .. length + n - 1 of its cache. Keys and values are
-        written there; the length does not advance (`cache.advance` commits).
+        Segment i owns the next n rows, at positions length .. length + n - 1 of its cache. Keys and values
+        are written there; the length does not advance (`cache.advance` commits).
 
         Args:
             token_ids: `[rows]`, int64.
@@ -114,17 +120,20 @@ class TargetModel(nn.Module):
             logits: "all" rows, or the "last" row of each segment.
 
         Returns:
-            Logits `[rows or segments, vocabulary]`, and the taps side by side, `[rows, taps * hidden]`, or None.
+            Logits `[rows or segments, vocabulary]`, and the taps side by side, `[rows, taps * hidden]`, or
+            None.
         """
         self._check(token_ids, segments, logits)
         rows = self._rotary_table().spans([(cache.length, cache.length + n) for cache, n in segments])
-        attention = CachedAttention(segments, self.config.num_attention_heads, self.config.windows, causal=True)
-        outputs = dict.fromkeys(taps)
-        x = F.embedding(token_ids, self.embedding_weight)
+        attention = CachedAttention(
+            segments, self.config.num_attention_heads, self.config.windows, causal=True
+        )
+        outputs: dict[int, Tensor | None] = dict.fromkeys(taps)
+        x = self.embed(token_ids)
         if EMBEDDINGS_TAP in outputs:
             outputs[EMBEDDINGS_TAP] = x
         x = self._layers(x, rows, attention, outputs)
-        tapped = torch.cat([outputs[tap] for tap in taps], dim=-1) if taps else None
+        tapped = torch.cat([_reached(outputs, tap) for tap in taps], dim=-1) if taps else None
         if logits == "last":
             x = x[_last_rows(segments)]
         return self.project(self._norm(x)), tapped
@@ -141,7 +150,7 @@ class TargetModel(nn.Module):
         return x
 
     def _norm(self, x: Tensor) -> Tensor:
-        return self.model.norm(x) if self._frozen is None else self._frozen.norm(x)  # type: ignore[no-any-return]
+        return self.model.norm(x) if self._frozen is None else self._frozen.norm(x)
 
     def _rotary_table(self) -> RotaryTable:
         if self._rotary is None:
@@ -153,7 +162,8 @@ class TargetModel(nn.Module):
         if token_ids.dim() != 1 or token_ids.shape[0] != rows or any(n < 1 for _, n in segments):
             lengths = [n for _, n in segments]
             raise ConfigError(
-                f"the target's pass got token ids of shape {tuple(token_ids.shape)} for segments of {lengths} rows"
+                f"the target's pass got token ids of shape {tuple(token_ids.shape)} for segments of "
+                f"{lengths} rows"
             )
         if logits not in ("all", "last"):
             raise ConfigError(f"logits must be 'all' or 'last', found {logits!r}")
@@ -162,12 +172,20 @@ class TargetModel(nn.Module):
 class _Frozen:
     """What a frozen target runs on. The embeddings stay a parameter: a draft may share them."""
 
-    __slots__ = ("head", "layers", "norm")
+    __slots__ = ("embedding", "head", "layers", "norm")
 
     def __init__(self, model: TargetModel) -> None:
-        self.layers = FrozenStack(model.model.layers)
+        self.embedding = model.embedding_weight.detach()
+        self.layers = FrozenStack(decoder_layers(model.model.layers))
         self.norm = FrozenNorm(model.model.norm)
         self.head = FusedLinear([model.lm_head])
+
+
+def _reached(outputs: dict[int, Tensor | None], tap: int) -> Tensor:
+    tapped = outputs[tap]
+    if tapped is None:
+        raise ConfigError(f"layer {tap} cannot be tapped: the target has no such layer")
+    return tapped
 
 
 def _last_rows(segments: Sequence[tuple[KVCache, int]]) -> slice | list[int]:

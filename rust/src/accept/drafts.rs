@@ -30,11 +30,7 @@ impl<'a> Drafts<'a> {
             Drafts::Laws(laws) => Ok(Read::Kept(&laws[k])),
             Drafts::Logits(rows) => match Law::new(rows.row(k), params, history, workspace) {
                 Ok(law) => Ok(Read::Built(law)),
-                Err(reason) => Err(NumericsError {
-                    side: Side::Draft,
-                    row: k,
-                    reason,
-                }),
+                Err(reason) => Err(NumericsError { side: Side::Draft, row: k, reason }),
             },
         }
     }

@@ -162,16 +162,7 @@ fn judge(
         )));
     }
     let before = history.generated();
-    let mut block = Judged {
-        target,
-        ids,
-        drafts,
-        params,
-        history,
-        noise,
-        workspace,
-        logprobs: Vec::new(),
-    };
+    let mut block = Judged { target, ids, drafts, params, history, noise, workspace, logprobs: Vec::new() };
     let outcome = match rule {
         Rule::Rejection => rejection::judge(&mut block),
         Rule::Block => block::judge(&mut block),
@@ -181,11 +172,7 @@ fn judge(
         Ok((accepted, token)) => {
             let logprobs = block.logprobs;
             history.rewind(before + accepted);
-            Ok(Verdict {
-                accepted,
-                token,
-                logprobs,
-            })
+            Ok(Verdict { accepted, token, logprobs })
         }
         Err(error) => {
             history.rewind(before);
@@ -222,11 +209,7 @@ impl<'a> Judged<'a, '_> {
             self.params
         };
         let law = Law::new(self.target.row(k), params, self.history, self.workspace);
-        law.map_err(|reason| NumericsError {
-            side: Side::Target,
-            row: k,
-            reason,
-        })
+        law.map_err(|reason| NumericsError { side: Side::Target, row: k, reason })
     }
 
     /// The law that the drafted token `k` was drawn from.
@@ -241,11 +224,7 @@ impl<'a> Judged<'a, '_> {
             // At temperature 0 the law is a point: what is reported is the row before its temperature.
             let params = self.params.before_temperature();
             let law = Law::new(self.target.row(k), &params, self.history, self.workspace);
-            let law = law.map_err(|reason| NumericsError {
-                side: Side::Target,
-                row: k,
-                reason,
-            })?;
+            let law = law.map_err(|reason| NumericsError { side: Side::Target, row: k, reason })?;
             let reported = law.logprobs(token, n, self.workspace);
             self.workspace.recycle(law);
             reported

@@ -54,9 +54,5 @@ pub(super) fn bonus(block: &mut Judged<'_, '_>) -> Result<u32, NumericsError> {
 /// q(x) as the acceptance test sees it.
 pub(super) fn offered(q: &Law<'_>, x: u32) -> f64 {
     let q = q.prob(x);
-    if mutant::on(Mutant::RoundedDraftLaw) {
-        f64::from(half::bf16::from_f64(q))
-    } else {
-        q
-    }
+    if mutant::on(Mutant::RoundedDraftLaw) { f64::from(half::bf16::from_f64(q)) } else { q }
 }

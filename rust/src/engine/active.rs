@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use crate::accept::{TokenLogprobs, Verdict};
 use crate::chain::Chain;
-use crate::engine::{Failure, Finish, FinishReason, Request, RequestId, Round, Stats, StopReason, Timing, Update};
+use crate::engine::{
+    Failure, Finish, FinishReason, Request, RequestId, Round, Stats, StopReason, Timing, Update,
+};
 use crate::history::History;
 use crate::law::Workspace;
 use crate::noise::Counted;
@@ -170,13 +172,21 @@ impl Active {
 
 /// Ends a request that never ran.
 pub(super) fn refuse(mut request: Request, reason: FinishReason, error: Option<Failure>) {
-    let timing = Timing { queue: request.submitted.elapsed(), total: request.submitted.elapsed(), ..Timing::default() };
+    let timing = Timing {
+        queue: request.submitted.elapsed(),
+        total: request.submitted.elapsed(),
+        ..Timing::default()
+    };
     let finish = Finish { reason, stop: None, error, rounds: Vec::new(), timing, bad_draft_rows: 0 };
     request.sink.update(Update { finish: Some(finish), ..Update::default() });
 }
 
 /// Adds one pass to the account of every request that took part.
-pub(super) fn charge<'a>(requests: impl Iterator<Item = &'a mut Active>, field: fn(&mut Timing) -> &mut Duration, since: Instant) -> Duration {
+pub(super) fn charge<'a>(
+    requests: impl Iterator<Item = &'a mut Active>,
+    field: fn(&mut Timing) -> &mut Duration,
+    since: Instant,
+) -> Duration {
     let spent = since.elapsed();
     for active in requests {
         *field(&mut active.timing) += spent;

@@ -65,7 +65,8 @@ impl Queue {
     /// Takes every waiting request that `condition` picks.
     pub(super) fn take_if(&self, mut condition: impl FnMut(&Request) -> bool) -> Vec<Request> {
         let mut waiting = self.lock();
-        let (taken, kept): (VecDeque<_>, VecDeque<_>) = waiting.drain(..).partition(|request| condition(request));
+        let (taken, kept): (VecDeque<_>, VecDeque<_>) =
+            waiting.drain(..).partition(|request| condition(request));
         *waiting = kept;
         Vec::from(taken)
     }

@@ -16,7 +16,8 @@ impl<M: ModelRunner> Engine<M> {
     pub(super) fn prefill(&mut self, first: usize) {
         let started = Instant::now();
         let batch = &mut self.active[first..];
-        let items: Vec<_> = batch.iter().map(|active| (active.request.id, active.request.prompt.as_slice())).collect();
+        let items: Vec<_> =
+            batch.iter().map(|active| (active.request.id, active.request.prompt.as_slice())).collect();
         let outcome = self.runner.prefill(&items);
         let spent = charge(batch.iter_mut(), |timing| &mut timing.prefill, started);
         self.stats.add(|stats| stats.prefill += spent);
@@ -93,7 +94,8 @@ impl<M: ModelRunner> Engine<M> {
     fn verify(&mut self) -> Result<(), RunnerError> {
         self.plan();
         let started = Instant::now();
-        let items: Vec<_> = self.active.iter().map(|active| (active.request.id, active.rows.as_slice())).collect();
+        let items: Vec<_> =
+            self.active.iter().map(|active| (active.request.id, active.rows.as_slice())).collect();
         let logits = self.runner.verify(&items)?;
         let verified = charge(self.active.iter_mut(), |timing| &mut timing.verify, started);
 
@@ -138,20 +140,20 @@ impl<M: ModelRunner> Engine<M> {
     pub(super) fn retire(&mut self) {
         let now = Instant::now();
         let mut ended = Vec::new();
-        let (pages, stats) = (&mut self.pages, &self.stats);
+        for active in self.active.iter().filter(|active| active.finish.is_some()) {
+            self.pages.release(active.reserved);
+            ended.push(active.request.id);
+        }
+        // Before the clients, so that who has a result finds it counted.
+        self.stats.add(|stats| {
+            self.active.iter().for_each(|active| active.report(stats));
+            stats.running = self.active.len() - ended.len();
+            stats.finished += ended.len() as u64;
+        });
         self.active.retain_mut(|active| {
             let over = active.finish.is_some();
-            stats.add(|stats| active.report(stats));
             active.send(now);
-            if over {
-                pages.release(active.reserved);
-                ended.push(active.request.id);
-            }
             !over
-        });
-        self.stats.add(|stats| {
-            stats.running = self.active.len();
-            stats.finished += ended.len() as u64;
         });
         if !ended.is_empty() {
             self.runner.release(&ended);

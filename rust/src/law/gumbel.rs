@@ -39,16 +39,11 @@ impl Leader {
 impl<F: Real> Soft<'_, F> {
     /// argmax of log p + noise, ties to the lowest id.
     pub fn gumbel_argmax(&self, noise: &dyn RoundNoise, slot: usize) -> u32 {
-        let score = |i: usize, token| {
-            self.logits[i].log_weight(self.shift) + noise.gumbel(slot, token)
-        };
+        let score = |i: usize, token| self.logits[i].log_weight(self.shift) + noise.gumbel(slot, token);
         // The most probable token makes a strong first leader.
         let first = F::position(&self.logits, self.shift.max).unwrap_or_default();
         let token = self.id(first);
-        let mut leader = Leader {
-            score: score(first, token),
-            token,
-        };
+        let mut leader = Leader { score: score(first, token), token };
 
         let mut weights = [0.0; BLOCK];
         let mut bounds = [0; BLOCK];

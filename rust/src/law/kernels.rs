@@ -94,13 +94,7 @@ fn largest(lanes: &[f32]) -> f32 {
 
 /// Weights of a run of logits, times a factor.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
-pub(super) fn weights(
-    logits: &[f32],
-    max: f32,
-    inverse_temperature: f32,
-    factor: f64,
-    out: &mut [f64],
-) {
+pub(super) fn weights(logits: &[f32], max: f32, inverse_temperature: f32, factor: f64, out: &mut [f64]) {
     let (groups, rest) = logits.as_chunks::<LANES>();
     let (outs, out_rest) = out[..logits.len()].as_chunks_mut::<LANES>();
     for (group, out) in groups.iter().zip(outs) {

@@ -26,11 +26,7 @@ impl Law<'_> {
             Form::F32(soft) => soft.top(n, workspace),
             Form::F64(soft) => soft.top(n, workspace),
         };
-        TokenLogprobs {
-            token,
-            logprob: self.log_prob(token),
-            top,
-        }
+        TokenLogprobs { token, logprob: self.log_prob(token), top }
     }
 }
 

@@ -80,10 +80,7 @@ impl<F: Real> Shift<F> {
     /// zero away from itself, keeps the weight 1.
     pub fn new(max: F, temperature: f64) -> Self {
         let inverse = F::narrow(1.0 / temperature);
-        Self {
-            max,
-            inverse_temperature: if inverse < F::MAX { inverse } else { F::MAX },
-        }
+        Self { max, inverse_temperature: if inverse < F::MAX { inverse } else { F::MAX } }
     }
 }
 
@@ -139,16 +136,10 @@ impl Real for f64 {
         self
     }
     fn scan(row: &[f64]) -> Scan<f64> {
-        row.iter().fold(
-            Scan {
-                max: f64::NEG_INFINITY,
-                has_nan: false,
-            },
-            |scan, &x| Scan {
-                max: scan.max.max(x),
-                has_nan: scan.has_nan | x.is_nan(),
-            },
-        )
+        row.iter().fold(Scan { max: f64::NEG_INFINITY, has_nan: false }, |scan, &x| Scan {
+            max: scan.max.max(x),
+            has_nan: scan.has_nan | x.is_nan(),
+        })
     }
     fn position(row: &[f64], value: f64) -> Option<usize> {
         row.iter().position(|&x| x == value)

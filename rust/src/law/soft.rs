@@ -39,13 +39,7 @@ impl<'a, F: Real> Soft<'a, F> {
         let mut sums = workspace.take_doubles();
         sums.extend(logits.chunks(BLOCK).map(|run| F::weight_sum(run, shift)));
         let total = sums.iter().sum();
-        Self {
-            logits,
-            ids,
-            shift,
-            sums,
-            total,
-        }
+        Self { logits, ids, shift, sums, total }
     }
 
     pub fn recycle(self, workspace: &mut Workspace) {
@@ -78,9 +72,7 @@ impl<'a, F: Real> Soft<'a, F> {
     }
 
     pub fn prob(&self, token: u32) -> f64 {
-        let weight = self
-            .index(token)
-            .map_or(0.0, |i| F::weight(self.logits[i], self.shift));
+        let weight = self.index(token).map_or(0.0, |i| F::weight(self.logits[i], self.shift));
         weight * self.scale()
     }
 

@@ -19,10 +19,9 @@ pub(super) fn transform<'a, F: Real>(
     history: &History,
     workspace: &mut Workspace,
 ) -> Result<Cow<'a, [F]>, BadRow> {
-    let masks =
-        history.generated() < params.min_tokens as usize && !params.stop_token_ids.is_empty();
-    let penalises = params.repetition_penalty != 1.0
-        || (params.penalises_output() && history.generated() > 0);
+    let masks = history.generated() < params.min_tokens as usize && !params.stop_token_ids.is_empty();
+    let penalises =
+        params.repetition_penalty != 1.0 || (params.penalises_output() && history.generated() > 0);
     if !masks && !penalises && params.logit_bias.is_empty() {
         return Ok(logits);
     }
@@ -34,10 +33,7 @@ pub(super) fn transform<'a, F: Real>(
             values
         }
     };
-    let mut row = Addressed {
-        values: &mut values,
-        ids,
-    };
+    let mut row = Addressed { values: &mut values, ids };
     if masks {
         row.mask(&params.stop_token_ids)?;
     }
@@ -88,17 +84,12 @@ impl<F: Real> Addressed<'_, F> {
             let Some(value) = self.get_mut(token) else { continue };
             if params.repetition_penalty != 1.0 {
                 let is_negative = value.widen() < 0.0;
-                *value = if is_negative {
-                    *value * repetition
-                } else {
-                    *value / repetition
-                };
+                *value = if is_negative { *value * repetition } else { *value / repetition };
             }
             if seen.in_output > 0 {
                 let count = F::narrow(f64::from(seen.in_output));
-                *value = *value
-                    - count * F::narrow(params.frequency_penalty)
-                    - F::narrow(params.presence_penalty);
+                *value =
+                    *value - count * F::narrow(params.frequency_penalty) - F::narrow(params.presence_penalty);
             }
         }
     }

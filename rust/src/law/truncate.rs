@@ -50,9 +50,7 @@ pub(super) fn truncate<F: Real>(
     }
     if params.min_p > 0.0 {
         // The largest weight is 1. The floor is a little low, and the weights themselves decide.
-        let mut stay = kept.unwrap_or_else(|| {
-            at_least(logits, shift, params.min_p.ln() - SLACK, workspace)
-        });
+        let mut stay = kept.unwrap_or_else(|| at_least(logits, shift, params.min_p.ln() - SLACK, workspace));
         stay.retain(|&i| F::weight(logits[i as usize], shift) >= params.min_p);
         kept = Some(stay);
     }
@@ -115,12 +113,7 @@ pub(super) fn keep_top<F: Real>(
 }
 
 /// A log weight that at least `count` tokens reach: the `count`-th largest among the maxima of groups.
-fn floor_of_count<F: Real>(
-    logits: &[F],
-    shift: Shift<F>,
-    count: usize,
-    workspace: &mut Workspace,
-) -> f64 {
+fn floor_of_count<F: Real>(logits: &[F], shift: Shift<F>, count: usize, workspace: &mut Workspace) -> f64 {
     let groups = logits.len().div_ceil(GROUP);
     if count == 0 || count > groups {
         return f64::NEG_INFINITY;
@@ -141,12 +134,7 @@ fn group_maxima<F: Real>(logits: &[F], workspace: &mut Workspace) -> Vec<F> {
 }
 
 /// Ascending indices of the logits above minus infinity whose log weight reaches `floor`.
-fn at_least<F: Real>(
-    logits: &[F],
-    shift: Shift<F>,
-    floor: f64,
-    workspace: &mut Workspace,
-) -> Vec<u32> {
+fn at_least<F: Real>(logits: &[F], shift: Shift<F>, floor: f64, workspace: &mut Workspace) -> Vec<u32> {
     let mut found = workspace.take_ids();
     let maxima = group_maxima(logits, workspace);
     for (group, (run, max)) in logits.chunks(GROUP).zip(&maxima).enumerate() {

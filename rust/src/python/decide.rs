@@ -66,7 +66,9 @@ impl AnyNoise<'_> {
             AnyNoise::Injected(_) if rule == Rule::Coupled => {
                 Err(RequestError::new_err("the rule \"coupled\" draws Gumbel noise: use Noise, not Uniforms"))
             }
-            AnyNoise::Injected(given) if given.0.accept.len() < slots || given.0.resample.len() < slots + 1 => {
+            AnyNoise::Injected(given)
+                if given.0.accept.len() < slots || given.0.resample.len() < slots + 1 =>
+            {
                 Err(RequestError::new_err(format!(
                     "{slots} drafted tokens need {slots} accept and {} resample numbers, found {} and {}",
                     slots + 1,
@@ -110,7 +112,8 @@ pub fn accept_batch(
         draft_ids.into_iter().zip(&params).zip(&noise).zip(history).enumerate()
     {
         let mut sampling = sampling_params(params)?;
-        sampling.stop_token_ids = params.getattr("stop_token_ids")?.extract::<Option<_>>()?.unwrap_or_default();
+        sampling.stop_token_ids =
+            params.getattr("stop_token_ids")?.extract::<Option<_>>()?.unwrap_or_default();
         let mut history = History::new(&prompt);
         output.into_iter().for_each(|token| history.push(token));
         let (noise, rows) = (noise.for_block(rule, ids.len())?, start + i..start + i + ids.len() + 1);
@@ -139,7 +142,10 @@ fn check_rows(name: &str, tensor: &Tensor, expected: usize) -> PyResult<()> {
     if tensor.len() == expected {
         return Ok(());
     }
-    Err(RequestError::new_err(format!("{name}: expected {expected} rows for these drafts, found {}", tensor.len())))
+    Err(RequestError::new_err(format!(
+        "{name}: expected {expected} rows for these drafts, found {}",
+        tensor.len()
+    )))
 }
 
 /// One request's part of a batch.
@@ -153,7 +159,12 @@ struct Block {
 }
 
 impl Block {
-    fn judge(mut self, rule: Rule, target: Rows<'_>, draft: Option<Rows<'_>>) -> Result<Verdict, AcceptError> {
+    fn judge(
+        mut self,
+        rule: Rule,
+        target: Rows<'_>,
+        draft: Option<Rows<'_>>,
+    ) -> Result<Verdict, AcceptError> {
         let (target, history, ws) = (target.slice(self.rows), &mut self.history, &mut Workspace::default());
         let (ids, params, noise) = (&self.ids, &self.sampling, &*self.noise);
         match draft {
@@ -193,7 +204,8 @@ pub fn draft_chain(
     let mut history = History::new(&[]);
     output_ids.into_iter().for_each(|token| history.push(token));
     let chain = py.detach(|| {
-        let settings = ChainSettings { limit: limit.unwrap_or(base.len()), threshold, candidates, temperatures: None };
+        let settings =
+            ChainSettings { limit: limit.unwrap_or(base.len()), threshold, candidates, temperatures: None };
         chain::draft(
             anchor,
             base.rows(),

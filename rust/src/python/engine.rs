@@ -44,7 +44,9 @@ impl PyEngine {
         calibration: Option<PyRef<'_, PyCalibration>>,
     ) -> PyResult<Self> {
         if block_size > gamma {
-            return Err(ConfigError::new_err(format!("block_size = {block_size} is more than the draft's {gamma}")));
+            return Err(ConfigError::new_err(format!(
+                "block_size = {block_size} is more than the draft's {gamma}"
+            )));
         }
         let temperatures = calibration.map(|calibration| calibration.0.temperatures().to_vec());
         if let Some(temperatures) = temperatures.as_ref().filter(|temperatures| temperatures.len() != gamma) {

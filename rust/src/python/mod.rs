@@ -15,9 +15,9 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use super::decide::{accept_batch, draft_chain};
-    #[pymodule_export]
     use super::decide::{PyNoise, PyUniforms};
+    #[pymodule_export]
+    use super::decide::{accept_batch, draft_chain};
     #[pymodule_export]
     use super::engine::PyEngine;
     #[pymodule_export]

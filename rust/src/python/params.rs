@@ -26,7 +26,9 @@ pub fn parse_rule(name: &str) -> PyResult<Rule> {
 pub fn parse_policy(name: &str, threshold: Option<f64>, cost: Option<CostTable>) -> PyResult<Policy> {
     match (name, threshold, cost) {
         ("fixed", _, _) => Ok(Policy::Fixed),
-        ("threshold", Some(threshold), _) if (0.0..=1.0).contains(&threshold) => Ok(Policy::Threshold(threshold)),
+        ("threshold", Some(threshold), _) if (0.0..=1.0).contains(&threshold) => {
+            Ok(Policy::Threshold(threshold))
+        }
         ("threshold", found, _) => Err(ConfigError::new_err(format!(
             "policy \"threshold\" needs a confidence_threshold between 0 and 1, found {found:?}"
         ))),

@@ -1,7 +1,7 @@
 //! The engine's models, reached by calling Python.
 
-use pyo3::prelude::*;
 use pyo3::call::PyCallArgs;
+use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::chain::{ConfidenceHead, Heads, MarkovHead, MarkovKind};
@@ -29,11 +29,13 @@ impl PyRunner {
         read: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>,
     ) -> Result<T, RunnerError> {
         Python::attach(|py| {
-            self.object.bind(py).call_method1(method, args).and_then(|answer| read(&answer)).map_err(|error| {
-                let message = format!("{method} pass failed: {error}");
-                log(py, &message, error);
-                RunnerError(message)
-            })
+            self.object.bind(py).call_method1(method, args).and_then(|answer| read(&answer)).map_err(
+                |error| {
+                    let message = format!("{method} pass failed: {error}");
+                    log(py, &message, error);
+                    RunnerError(message)
+                },
+            )
         })
     }
 }
@@ -97,7 +99,8 @@ impl HeadTensors {
         let part = |name: &str| -> PyResult<Option<Bound<'_, PyDict>>> {
             heads.get_item(name)?.map(|part| Ok(part.cast_into::<PyDict>()?)).transpose()
         };
-        let tensor = |part: &Bound<'_, PyDict>, key: &str| Tensor::from_py(&part.as_any().get_item(key)?, key);
+        let tensor =
+            |part: &Bound<'_, PyDict>, key: &str| Tensor::from_py(&part.as_any().get_item(key)?, key);
         let markov = part("markov")?
             .map(|part| {
                 let kind: String = part.as_any().get_item("kind")?.extract()?;

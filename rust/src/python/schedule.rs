@@ -103,7 +103,9 @@ pub fn plan_lengths(
         return Ok(plan::causal(&survivals, &cost_table.0));
     }
     let proof = Foresight::allowed(parse_rule(rule)?, greedy).ok_or_else(|| {
-        ConfigError::new_err(format!("a plan with foresight is not lossless under \"{rule}\" above temperature 0"))
+        ConfigError::new_err(format!(
+            "a plan with foresight is not lossless under \"{rule}\" above temperature 0"
+        ))
     })?;
     Ok(plan::global(&survivals, &cost_table.0, proof))
 }

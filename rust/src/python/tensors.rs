@@ -32,7 +32,9 @@ impl Tensor {
     pub fn rows(&self) -> Rows<'_> {
         // SAFETY: the address, shape and strides are those that the owner gave for its own memory, the owner is
         // alive as long as `self`, and whoever hands a tensor to the core does not write to it until the call ends.
-        unsafe { Rows::from_raw_parts(self.address as *const u8, self.dtype, self.rows, self.cols, self.row_stride) }
+        unsafe {
+            Rows::from_raw_parts(self.address as *const u8, self.dtype, self.rows, self.cols, self.row_stride)
+        }
     }
 
     /// The number of rows.
@@ -44,7 +46,10 @@ impl Tensor {
         let py = object.py();
         let wrong = |what: String| RequestError::new_err(format!("{name}: {what}"));
         let dtype = object.getattr("dtype").map_err(|_| {
-            PyTypeError::new_err(format!("{name} must be a torch CPU tensor or a numpy array, not {}", object.get_type()))
+            PyTypeError::new_err(format!(
+                "{name} must be a torch CPU tensor or a numpy array, not {}",
+                object.get_type()
+            ))
         })?;
         let dtype = torch_dtypes(py)?
             .iter()
@@ -62,7 +67,9 @@ impl Tensor {
 
     fn from_numpy(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>, name: &str) -> PyResult<Self> {
         let wrong = |what: String| RequestError::new_err(format!("{name}: {what}"));
-        let item = |key: &str| interface.get_item(key)?.ok_or_else(|| wrong(format!("no {key} in its array interface")));
+        let item = |key: &str| {
+            interface.get_item(key)?.ok_or_else(|| wrong(format!("no {key} in its array interface")))
+        };
         let kind: String = item("typestr")?.extract()?;
         let (dtype, size) = match kind.as_str() {
             "<f8" => (DType::F64, 8),
@@ -94,13 +101,19 @@ impl Tensor {
         let (rows, cols, row_stride, col_stride) = match (shape, strides) {
             (&[cols], &[stride]) => (1, cols, cols, stride),
             (&[rows, cols], &[row, col]) => (rows, cols, row, col),
-            _ => return Err(RequestError::new_err(format!("{name}: expected one or two dimensions, found shape {shape:?}"))),
+            _ => {
+                return Err(RequestError::new_err(format!(
+                    "{name}: expected one or two dimensions, found shape {shape:?}"
+                )));
+            }
         };
         if cols > 1 && col_stride != 1 {
             return Err(RequestError::new_err(format!("{name}: the last dimension must be contiguous")));
         }
         if rows > 1 && row_stride < cols {
-            return Err(RequestError::new_err(format!("{name}: rows overlap (row stride {row_stride}, {cols} columns)")));
+            return Err(RequestError::new_err(format!(
+                "{name}: rows overlap (row stride {row_stride}, {cols} columns)"
+            )));
         }
         if rows * cols > 0 && (address == 0 || !address.is_multiple_of(dtype.size())) {
             return Err(RequestError::new_err(format!("{name}: its memory is null or not aligned")));

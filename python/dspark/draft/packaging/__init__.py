@@ -1,8 +1,10 @@
-"""The packagings of drafts. Each has one file with `recognise` and `read`; a new one is a new file and a line here."""
+"""The packagings of drafts. Each has one file with `recognise` and `read`; a new one is a new file and a line
+here."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.weights import WeightFiles
@@ -11,7 +13,18 @@ from dspark.draft.packaging import flat, nested
 from dspark.draft.packaging.refusals import refuse_unsupported
 from dspark.errors import CheckpointError
 
-PACKAGINGS = (flat, nested)
+
+class Packaging(Protocol):
+    """What the module of a packaging offers."""
+
+    def recognise(self, config: ConfigFile, weights: WeightFiles) -> bool:
+        """Whether this is the packaging, judged by content."""
+
+    def read(self, config: ConfigFile, weights: WeightFiles) -> DraftConfig:
+        """Reads a checkpoint that `recognise` accepts."""
+
+
+PACKAGINGS: tuple[Packaging, ...] = (flat, nested)
 
 
 def read_draft(config: ConfigFile, weights: WeightFiles) -> DraftConfig:

@@ -11,7 +11,7 @@ from dspark.draft.config import DraftConfig
 from dspark.draft.packaging.heads import HeadDefaults, read_heads
 from dspark.draft.packaging.switches import Switches
 from dspark.errors import CheckpointError
-from dspark.target.config import head_sizes
+from dspark.target.config import QWEN3_HEAD_DIM, head_sizes
 
 EMBEDDINGS = "embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -30,7 +30,7 @@ def read_backbone(
 ) -> DraftConfig:
     """A `DraftConfig` from the keys that mean the same in every packaging."""
     switches = Switches(config)
-    sizes = head_sizes(config)
+    sizes = head_sizes(config, QWEN3_HEAD_DIM)
     vocab_size, layers = config.integer("vocab_size"), config.integer("num_hidden_layers")
     if config.flag("mlp_bias", False):
         raise CheckpointError(f"{config.path}: mlp_bias is true, which no known draft has")
@@ -82,7 +82,9 @@ def check_taps(config: ConfigFile, taps: tuple[int, ...], target_layers: int | N
     for tap in taps:
         if tap < -1 or (target_layers is not None and tap > target_layers - 2):
             limit = "the last but one target layer" if target_layers is None else target_layers - 2
-            raise CheckpointError(f"{config.path}: target_layer_ids has {tap}; expected -1 (embeddings) to {limit}")
+            raise CheckpointError(
+                f"{config.path}: target_layer_ids has {tap}; expected -1 (embeddings) to {limit}"
+            )
 
 
 def _tap_width(config: ConfigFile, weights: WeightFiles, taps: int, hidden_size: int) -> int:
@@ -94,7 +96,7 @@ def _tap_width(config: ConfigFile, weights: WeightFiles, taps: int, hidden_size:
         )
     if len(shape) != 2 or shape[0] != hidden_size or shape[1] % taps:
         raise CheckpointError(
-            f"{weights.where()}: tensor {PROJECTION} has shape {list(shape)}; with {taps} taps (target_layer_ids "
-            f"in {config.path}) expected {[hidden_size, taps * hidden_size]}"
+            f"{weights.where()}: tensor {PROJECTION} has shape {list(shape)}; with {taps} taps "
+            f"(target_layer_ids in {config.path}) expected {[hidden_size, taps * hidden_size]}"
         )
     return shape[1] // taps

@@ -29,11 +29,14 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
     for name in (EMBEDDINGS, HEAD):
         if name not in weights:
             raise CheckpointError(
-                f"{weights.where()}: tensor {name} is missing; the flat format has its own embeddings and output head"
+                f"{weights.where()}: tensor {name} is missing; the flat format has its own embeddings and "
+                "output head"
             )
     taps = Switches(config).integers("target_layer_ids")
     if taps is None:
-        raise CheckpointError(f"{config.path}: target_layer_ids is missing, and the flat format has no default")
+        raise CheckpointError(
+            f"{config.path}: target_layer_ids is missing, and the flat format has no default"
+        )
     if list(taps) != sorted(set(taps)):
         raise CheckpointError(f"{config.path}: target_layer_ids {list(taps)} must ascend in the flat format")
     return read_backbone(

@@ -46,8 +46,8 @@ def stored_name(weights: WeightFiles, name: str) -> str:
 def read_heads(switches: Switches, weights: WeightFiles, hidden_size: int, defaults: HeadDefaults) -> Heads:
     """
     Raises:
-        CheckpointError: a head that is switched on and not stored, stored and not switched on, of an unknown type,
-            or with a width that contradicts the switches.
+        CheckpointError: a head that is switched on and not stored, stored and not switched on, of an unknown
+            type, or with a width that contradicts the switches.
     """
     notes: list[str] = []
     rank, kind = _markov(switches, weights, defaults, notes)
@@ -97,7 +97,9 @@ def _confidence(
     if enabled is None and alpha is not None:
         enabled = alpha > 0.0  # the weight of its loss in training: above 0 it exists
     if enabled is None and shape is not None:
-        raise CheckpointError(f"{path}: enable_confidence_head is missing, but {weights.where()} holds {name}")
+        raise CheckpointError(
+            f"{path}: enable_confidence_head is missing, but {weights.where()} holds {name}"
+        )
     if enabled is None:
         enabled = defaults.enable_confidence_head or False
     if not enabled:
@@ -113,13 +115,15 @@ def _confidence(
     if shape != (1, width):
         raise CheckpointError(
             f"{weights.where()}: tensor {name} has shape {list(shape)}, but with confidence_head_with_markov "
-            f"{str(wanted).lower()}{' (the default)' if said is None else ''} and markov_rank {rank} it must be "
-            f"{[1, width]}"
+            f"{str(wanted).lower()}{' (the default)' if said is None else ''} and markov_rank {rank} "
+            f"it must be {[1, width]}"
         )
     if said is None:
         notes.append(f"confidence_head_with_markov is missing: {str(wanted).lower()} by the format's default")
     if wanted and rank == 0:
-        notes.append("confidence_head_with_markov is true without a Markov head: the weight reads no such feature")
+        notes.append(
+            "confidence_head_with_markov is true without a Markov head: the weight reads no such feature"
+        )
     if stored_name(weights, CONFIDENCE_BIAS) not in weights:
         notes.append("the confidence head has no bias: zero, as its format means")
     return True, wanted and rank > 0

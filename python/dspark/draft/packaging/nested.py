@@ -1,4 +1,5 @@
-"""The nested packaging (SpecForge): switches under `dflash_config`, embeddings and output head from the target.
+"""The nested packaging (SpecForge): switches under `dflash_config`, embeddings and output head from the
+target.
 
 Anchor-first, as DeepSpec's evaluation reads it: slot 0 predicts the first drafted token.
 """
@@ -33,7 +34,8 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
     switches = Switches(config)
     if switches.flag("sample_from_anchor") is False:
         raise CheckpointError(
-            f"{config.path}: sample_from_anchor is false, but nested DSpark drafts sample from the anchor's slot"
+            f"{config.path}: sample_from_anchor is false, but nested DSpark drafts sample from the anchor's "
+            "slot"
         )
     taps, notes = switches.integers("target_layer_ids"), []
     if taps is None:

@@ -23,7 +23,9 @@ def refuse_unsupported(config: ConfigFile, weights: WeightFiles) -> None:
             raise refuse(f"this is the speculators packaging (it has {key}), which is not supported")
     reduced = config.raw("draft_vocab_size")
     if "d2t" in weights or (reduced is not None and reduced != config.raw("vocab_size")):
-        raise refuse(f"the draft has a reduced vocabulary (draft_vocab_size {reduced}), which is not supported")
+        raise refuse(
+            f"the draft has a reduced vocabulary (draft_vocab_size {reduced}), which is not supported"
+        )
     if config.raw("quantization_config") is not None:
         raise refuse("quantization_config is set; quantised weights are not supported")
     unknown = [name for name in config.architectures() if name not in KNOWN_ARCHITECTURES]
@@ -52,4 +54,6 @@ def _is_plain_dflash(config: ConfigFile, switches: Switches) -> bool:
         return False
     if config.architectures() == ["DFlashDraftModel"]:
         return True
-    return config.raw("dflash_config") is not None and not config.architectures() and not switches.names_a_head()
+    return (
+        config.raw("dflash_config") is not None and not config.architectures() and not switches.names_a_head()
+    )

@@ -1,0 +1,54 @@
+"""Which keys the newest rows of a sequence see, as additive masks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+SHORTEST_REACH = 1024
+
+
+class Visible:
+    """Visibility of R rows that end at the last of T keys.
+
+    Causal: row i sees the keys up to T - R + i, with a window no more than the last `window` of these, its
+    own included. Not causal: every row sees every key.
+    """
+
+    __slots__ = ("causal", "first", "rows", "total", "window")
+
+    def __init__(self, rows: int, total: int, causal: bool, window: int | None = None) -> None:
+        self.rows, self.total, self.causal, self.window = rows, total, causal, window
+        self.first = max(0, total - rows - window + 1) if window is not None else 0
+        """The first key that any row sees."""
+
+    def piece(self, start: int, stop: int) -> Visible:
+        """Visibility of rows start .. stop - 1 alone; its `total` drops the keys behind them."""
+        total = self.total - self.rows + stop if self.causal else self.total
+        return Visible(stop - start, total, self.causal, self.window)
+
+    def mask(self, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """Additive, `[rows * groups, total - first]`, each row `groups` times; None where nothing is
+        hidden."""
+        if not self.causal or (self.rows == 1 and self.total - self.first <= (self.window or self.total)):
+            return None
+        start = self.total - self.rows - self.first
+        reach = max(SHORTEST_REACH, 1 << (start - 1).bit_length()) if start else SHORTEST_REACH
+        return _strip(self.rows, groups, self.window, reach, dtype, device)[:, reach - start :]
+
+
+@lru_cache(maxsize=32)
+def _strip(
+    rows: int, groups: int, window: int | None, reach: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The mask of `rows` rows behind `reach` earlier keys. Cut on the left it is that behind fewer."""
+    with torch.inference_mode(False):  # kept for later passes, which may want gradients
+        own = torch.arange(reach, reach + rows, device=device)[:, None]
+        keys = torch.arange(reach + rows, device=device)
+        hidden = keys > own
+        if window is not None:
+            hidden |= keys <= own - window
+        mask = torch.zeros(rows, reach + rows, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+        return mask.repeat_interleave(groups, 0)

@@ -1,0 +1,155 @@
+"""What a checkpoint is, told without loading its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dspark.checkpoint.config_file import ConfigFile
+from dspark.checkpoint.header import StoredTensor
+from dspark.checkpoint.weights import WeightFiles
+
+if TYPE_CHECKING:
+    from dspark.draft.config import DraftConfig
+    from dspark.target.config import TargetConfig
+
+ONES = {"F64": struct.pack("<d", 1.0), "F32": struct.pack("<f", 1.0), "F16": b"\x00\x3c", "BF16": b"\x80\x3f"}
+"""1.0 as stored in each dtype."""
+
+LONGEST_NORM = 1 << 20
+"""Elements: norm weights are read to see whether they are all 1.0; a longer tensor is no norm."""
+
+
+def inspect_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Describes a draft or a target: packaging, sizes, heads, taps, slots, parameters, dtypes, files,
+    warnings.
+
+    Only the config, the headers and the norm weights are read. The result can be written as JSON.
+
+    Raises:
+        CheckpointError: the checkpoint could not be loaded either; the message says why.
+    """
+    directory = Path(path)
+    config = ConfigFile.read(directory / "config.json")
+    if _is_target(config):
+        return _target(directory, config)
+    return _draft(directory, config)
+
+
+def _is_target(config: ConfigFile) -> bool:
+    from dspark.target.config import ARCHITECTURES
+
+    seen = config.architectures()
+    if seen:
+        return any(name in ARCHITECTURES or name.endswith("ForCausalLM") for name in seen)
+    drafting = ("target_layer_ids", "dflash_config", "block_size", "transformer_layer_config")
+    return not any(config.raw(key) is not None for key in drafting)
+
+
+def _target(directory: Path, file: ConfigFile) -> dict[str, Any]:
+    from dspark.target.config import TargetConfig
+    from dspark.target.parameters import target_shapes
+
+    config = TargetConfig.from_file(file)
+    weights = WeightFiles.open(directory)
+    names = target_shapes(config, weights)
+    for name, shape in names.items():
+        weights.check(name, shape)
+    return {
+        "role": "target",
+        "path": str(directory),
+        "architecture": config.architecture,
+        "tied_embeddings": config.tie_word_embeddings,
+        "biases": {"qkv": config.qkv_bias, "output": config.output_bias, "mlp": config.mlp_bias},
+        "qk_norm": config.qk_norm,
+        **_sizes(config),
+        **_storage(weights, set(names)),
+        "warnings": _warnings(weights, set(names)),
+    }
+
+
+def _draft(directory: Path, file: ConfigFile) -> dict[str, Any]:
+    from dspark.draft.packaging import read_draft
+    from dspark.draft.parameters import draft_shapes
+
+    weights = WeightFiles.open(directory)
+    config = read_draft(file, weights)
+    names = draft_shapes(config, weights)
+    for name, shape in names.items():
+        weights.check(name, shape)
+    return {
+        "role": "draft",
+        "path": str(directory),
+        "packaging": config.packaging,
+        "architecture": config.architecture,
+        "markov_head": {"type": config.markov_head_type, "rank": config.markov_rank},
+        "confidence_head": {
+            "present": config.enable_confidence_head,
+            "with_markov": config.confidence_head_with_markov,
+        },
+        "taps": list(config.target_layer_ids),
+        "num_target_layers": config.num_target_layers,
+        "block_size": config.block_size,
+        "training_block_size": config.training_block_size,
+        "gamma": config.gamma,
+        "drops_anchor_slot": config.drop_anchor_slot,
+        "mask_token_id": config.mask_token_id,
+        "own_embeddings": config.own_embeddings,
+        "own_output_head": config.own_head,
+        **_sizes(config),
+        **_storage(weights, set(names)),
+        "warnings": [*config.notes, *_warnings(weights, set(names))],
+    }
+
+
+def _sizes(config: DraftConfig | TargetConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "layers": config.num_hidden_layers,
+        "attention_heads": config.num_attention_heads,
+        "key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope": dataclasses.asdict(config.rope),
+        "sliding_windows": list(config.windows) if any(config.windows) else None,
+    }
+
+
+def _storage(weights: WeightFiles, names: set[str]) -> dict[str, Any]:
+    dtypes: dict[str, int] = {}
+    for name in sorted(names):
+        stored = weights.tensors[name]
+        dtypes[stored.dtype] = dtypes.get(stored.dtype, 0) + stored.elements
+    return {
+        "parameters": sum(dtypes.values()),
+        "tensors": len(names),
+        "dtypes": dtypes,
+        "files": [{"name": file.name, "bytes": file.stat().st_size} for file in weights.files],
+        "unused_tensors": sorted(set(weights.tensors) - names),
+    }
+
+
+def _warnings(weights: WeightFiles, names: set[str]) -> list[str]:
+    warnings = []
+    extra = sorted(set(weights.tensors) - names)
+    if extra:
+        shown = ", ".join(extra[:4]) + (", ..." if len(extra) > 4 else "")
+        warnings.append(f"{len(extra)} tensors are not used: {shown}")
+    norms = [weights.tensors[name] for name in names if "norm" in name and name.endswith(".weight")]
+    if norms and all(_all_ones(norm) for norm in norms):
+        warnings.append("every normalisation weight is exactly 1.0: this checkpoint looks untrained")
+    return warnings
+
+
+def _all_ones(stored: StoredTensor) -> bool:
+    one = ONES.get(stored.dtype)
+    if one is None or len(stored.shape) != 1 or stored.elements > LONGEST_NORM:
+        return False
+    with stored.file.open("rb") as stream:
+        stream.seek(stored.start)
+        return stream.read(stored.stop - stored.start) == one * stored.elements

@@ -1,0 +1,33 @@
+"""Models shared by the tests. One torch thread: the models are small and the machine may be busy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+from dspark import DSparkDecoder
+
+DATA = Path(__file__).parent / "data"
+RNN_DRAFT = DATA / "qwen3" / "draft-rnn"
+
+
+@pytest.fixture(scope="session")
+def decoders() -> Iterator[Callable[..., DSparkDecoder]]:
+    """Makes decoders of the embedded target, each kind once: `decoders(draft="tiny-draft", **options)`."""
+    made: dict[str, DSparkDecoder] = {}
+
+    def make(draft: str | Path | None = "tiny-draft", **options: Any) -> DSparkDecoder:
+        key = repr((str(draft), sorted(options.items())))
+        if key not in made:
+            made[key] = DSparkDecoder.from_pretrained("tiny", draft, device="cpu", **options)
+        return made[key]
+
+    yield make
+    for decoder in made.values():
+        decoder.close()

@@ -1,0 +1,143 @@
+"""`stream` and `astream`: pieces join to the text, and whoever leaves cancels."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dspark import CapacityError, DSparkDecoder, RequestError, SamplingParams
+
+PROMPT = "def read(self, size):\n"
+Decoders = Callable[..., DSparkDecoder]
+ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+def greedy(**changes: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": 60, **changes})
+
+
+def idle(decoder: DSparkDecoder) -> bool:
+    for _ in range(200):
+        stats = decoder.stats()
+        if stats["running"] == stats["queued"] == 0:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_pieces_join_to_the_whole(decoders: Decoders) -> None:
+    decoder = decoders()
+    whole = decoder.generate(PROMPT, greedy())
+    pieces = list(decoder.stream(PROMPT, greedy()))
+    assert "".join(p.text for p in pieces) == whole.text
+    assert sum((p.token_ids for p in pieces), ()) == whole.token_ids
+    assert [p.result is not None for p in pieces] == [False] * (len(pieces) - 1) + [True]
+    last = pieces[-1].result
+    assert last is not None and last.text == whole.text and last.token_ids == whole.token_ids
+    assert any(len(p.token_ids) > 1 for p in pieces), "a round's tokens come together"
+
+
+@pytest.mark.parametrize("stop_at", [5, 17, 40])
+def test_a_stop_string_is_never_shown(decoders: Decoders, stop_at: int) -> None:
+    decoder = decoders()
+    text = decoder.generate(PROMPT, greedy()).text
+    stop = text[stop_at : stop_at + 7]
+    pieces = list(decoder.stream(PROMPT, greedy(stop=stop)))
+    assert "".join(p.text for p in pieces) == text[: text.index(stop)]
+    assert pieces[-1].result is not None and pieces[-1].result.stop_reason == stop
+
+
+@pytest.mark.parametrize("text", ["\U0001fae0", "\U0001f979", "鿜", "e\u0301\u0323", "🏳️‍🌈 ok"])
+@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+def test_characters_split_over_blocks_arrive_whole(decoders: Decoders, text: str, acceptance: str) -> None:
+    """The model is made to say a text of several tokens per character, over and over, and cut anywhere."""
+    decoder = decoders(acceptance=acceptance)
+    ids = decoder.generate(text * 3, greedy(max_tokens=0)).prompt_token_ids
+    bias = {token: 60.0 for token in ids}
+    for max_tokens in (1, 2, 3, 7, 23):
+        params = SamplingParams(temperature=1.0, seed=max_tokens, max_tokens=max_tokens, logit_bias=bias)
+        whole = decoder.generate(text, params)
+        pieces = list(decoder.stream(text, params))
+        assert "".join(p.text for p in pieces) == whole.text
+        shown = "".join(p.text for p in pieces[:-1])
+        assert not shown or shown[-1] != "\ufffd" or "\ufffd" in whole.text[: len(shown)]
+
+
+def test_a_dropped_stream_leaves_no_trace(decoders: Decoders) -> None:
+    decoder = decoders()
+    expected = decoder.generate("import os\n", greedy())
+    stream = decoder.stream(PROMPT, ENDLESS)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert idle(decoder)
+    assert decoder.generate("import os\n", greedy()).token_ids == expected.token_ids
+    stream = decoder.stream(PROMPT, ENDLESS)
+    del stream
+    assert idle(decoder), "a stream that nobody began is cancelled too"
+
+
+def test_a_stream_raises_what_generate_raises(decoders: Decoders) -> None:
+    with pytest.raises(RequestError):
+        decoders().stream([9999])
+    with pytest.raises(CapacityError):
+        decoders().stream([1] * 2049)
+    with pytest.raises(RequestError, match="one sample"):
+        decoders().stream(PROMPT, SamplingParams(n=2))
+
+
+def test_astream(decoders: Decoders) -> None:
+    decoder = decoders()
+    whole = decoder.generate(PROMPT, greedy())
+
+    async def collect(prompt: str) -> tuple[str, Any]:
+        text, result = "", None
+        async for piece in decoder.astream(prompt, greedy()):
+            text, result = text + piece.text, piece.result
+        return text, result
+
+    async def main() -> list[tuple[str, Any]]:
+        return await asyncio.gather(*(collect(PROMPT) for _ in range(20)))
+
+    for text, result in asyncio.run(main()):
+        assert text == whole.text and result.token_ids == whole.token_ids
+
+
+def test_leaving_an_async_stream_cancels(decoders: Decoders) -> None:
+    decoder = decoders()
+
+    async def leave() -> int:
+        pieces = 0
+        stream = decoder.astream(PROMPT, ENDLESS)
+        async for _ in stream:
+            pieces += 1
+            if pieces == 3:
+                break
+        await stream.aclose()  # type: ignore[attr-defined]
+        return pieces
+
+    async def time_out() -> None:
+        async for _ in decoder.astream(PROMPT, ENDLESS):
+            pass
+
+    assert asyncio.run(leave()) == 3
+    assert idle(decoder)
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(time_out(), 0.2))
+    assert idle(decoder)
+
+
+def test_closing_the_decoder_ends_a_stream() -> None:
+    decoder = DSparkDecoder.from_pretrained("tiny", "tiny-draft")
+    pieces: list[Any] = []
+    reader = threading.Thread(target=lambda: pieces.extend(decoder.stream(PROMPT, ENDLESS)))
+    reader.start()
+    while not pieces:
+        time.sleep(0.01)
+    decoder.close()
+    reader.join(10)
+    assert pieces[-1].result.finish_reason == "abort"
