@@ -2,8 +2,9 @@
 
     python benchmarks/core.py [--vocabulary 151936] [--gamma 7] [--turns 41] [--quick]
 
-Both sides get the same logits, drafts and uniform numbers and must give the same answer; each cell is one call per
-request of the batch. "read" is the time to sum the touched rows with torch: what memory alone costs.
+Both sides get the same logits, drafts and uniform numbers and must give the same answer; each cell is one
+call per request of the batch. "read" is the time to sum the touched rows with torch: what memory alone
+costs.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import argparse
 
 import numpy as np
 import torch
-from measure import interleaved, machine
 from torch import Tensor
 
 from dspark import SamplingParams
 from dspark.core import Noise, Uniforms, accept_batch
+from measure import interleaved, machine
 
 
-def torch_rejection(target: Tensor, ids: Tensor, draft: Tensor, u: Tensor, v: Tensor, temperature: float) -> tuple[int, int]:
+def torch_rejection(
+    target: Tensor, ids: Tensor, draft: Tensor, u: Tensor, v: Tensor, temperature: float
+) -> tuple[int, int]:
     """Speculative sampling as a torch user writes it: softmax of all rows, one comparison, one draw."""
     p = torch.softmax(target.float() / temperature, dim=-1)
     q = torch.softmax(draft.float() / temperature, dim=-1)
@@ -32,7 +35,9 @@ def torch_rejection(target: Tensor, ids: Tensor, draft: Tensor, u: Tensor, v: Te
     return accepted, min(token, row.shape[0] - 1)
 
 
-def case(gamma: int, vocabulary: int, accept_all: bool, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def case(
+    gamma: int, vocabulary: int, accept_all: bool, dtype: torch.dtype, seed: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Logits on a target's scale with drafts that are all accepted, or of which the first is rejected."""
     generator = torch.Generator().manual_seed(seed)
     target = torch.randn(gamma + 1, vocabulary, generator=generator) * 3
@@ -46,7 +51,9 @@ def case(gamma: int, vocabulary: int, accept_all: bool, dtype: torch.dtype, seed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--gamma", type=int, default=7)
     parser.add_argument("--turns", type=int, default=41)
@@ -68,8 +75,12 @@ def main() -> None:
                 row(options, batch, rule, dtype, top_p, accept_all)
 
 
-def row(options: argparse.Namespace, batch: int, rule: str, dtype: torch.dtype, top_p: float, accept_all: bool) -> None:
-    cases = [case(options.gamma, options.vocabulary, accept_all, dtype, seed) for seed in range(min(batch, 8))]
+def row(
+    options: argparse.Namespace, batch: int, rule: str, dtype: torch.dtype, top_p: float, accept_all: bool
+) -> None:
+    cases = [
+        case(options.gamma, options.vocabulary, accept_all, dtype, seed) for seed in range(min(batch, 8))
+    ]
     batch_cases = [cases[i % len(cases)] for i in range(batch)]
     targets, drafts = torch.cat([c[0] for c in batch_cases]), torch.cat([c[2] for c in batch_cases])
     ids = [c[1].tolist() for c in batch_cases]
@@ -97,10 +108,14 @@ def row(options: argparse.Namespace, batch: int, rule: str, dtype: torch.dtype, 
         raise SystemExit("the two sides disagree")
     turns = max(5, options.turns // batch)
     times = interleaved({"core": core, "torch": plain, "read": read}, turns)
-    name = f"batch {batch:2} {rule:9} {str(dtype)[6:]:8} top_p {top_p:<4} " + ("all kept" if accept_all else "1st rejected")
+    name = f"batch {batch:2} {rule:9} {str(dtype)[6:]:8} top_p {top_p:<4} " + (
+        "all kept" if accept_all else "1st rejected"
+    )
     ratio = times["torch"].median / times["core"].median
     note = f"{ratio:9.1f}x" if comparable else " " * 10
-    print(f"{name:44} {times['core']!s:>34} {times['torch']!s:>34} {note} {times['read'].median * 1e3:6.2f} ms")
+    print(
+        f"{name:44} {times['core']!s:>34} {times['torch']!s:>34} {note} {times['read'].median * 1e3:6.2f} ms"
+    )
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ def write_checkpoint(path: Path, config: Mapping[str, Any], tensors: Mapping[str
     """config.json and model.safetensors."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path / "model.safetensors")
+    save_file(
+        {name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path / "model.safetensors"
+    )
     return path
 
 
@@ -79,7 +81,9 @@ def target_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        shapes |= _layer(prefix, hidden, inner, heads * head, kv_heads * head, head, qk_norm=family == "qwen3")
+        shapes |= _layer(
+            prefix, hidden, inner, heads * head, kv_heads * head, head, qk_norm=family == "qwen3"
+        )
         if bias:
             sizes = {"q": heads * head, "k": kv_heads * head, "v": kv_heads * head}
             if family != "qwen2":
@@ -140,8 +144,15 @@ def nested_config(switches: Mapping[str, Any] | None = None, **changes: Any) -> 
 
 
 def draft_tensors(
-    *, own: bool, kind: str | None = "vanilla", rank: int = 5, confidence: int | None = HIDDEN + 5, taps: int = 3,
-    layers: int = 2, bias: bool = False, seed: int = 1,
+    *,
+    own: bool,
+    kind: str | None = "vanilla",
+    rank: int = 5,
+    confidence: int | None = HIDDEN + 5,
+    taps: int = 3,
+    layers: int = 2,
+    bias: bool = False,
+    seed: int = 1,
 ) -> dict[str, Tensor]:
     """Random draft tensors. `own`: embeddings and head; `confidence`: width of the confidence weight."""
     shapes: dict[str, tuple[int, ...]] = {
@@ -157,9 +168,15 @@ def draft_tensors(
     if own:
         shapes |= {"embed_tokens.weight": (VOCAB, HIDDEN), "lm_head.weight": (VOCAB, HIDDEN)}
     if kind is not None:
-        shapes |= {"markov_head.markov_w1.weight": (VOCAB, rank), "markov_head.markov_w2.weight": (VOCAB, rank)}
+        shapes |= {
+            "markov_head.markov_w1.weight": (VOCAB, rank),
+            "markov_head.markov_w2.weight": (VOCAB, rank),
+        }
     if kind == "gated":
-        shapes |= {"markov_head.gate_proj.weight": (rank, HIDDEN + rank), "markov_head.gate_proj.bias": (rank,)}
+        shapes |= {
+            "markov_head.gate_proj.weight": (rank, HIDDEN + rank),
+            "markov_head.gate_proj.bias": (rank,),
+        }
     if kind == "rnn":
         shapes |= {
             "markov_head.joint_proj.weight": (3 * rank, 2 * rank + HIDDEN),

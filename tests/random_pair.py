@@ -68,13 +68,23 @@ def write_target(path: Path, vocabulary: int, seed: int = 0) -> Path:
         _layer(f"model.layers.{layer}", weights, draw)
     path.mkdir(parents=True)
     save_file(weights, path / "model.safetensors")
-    config = {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": False, **_common(vocabulary, LAYERS)}
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "tie_word_embeddings": False,
+        **_common(vocabulary, LAYERS),
+    }
     (path / "config.json").write_text(json.dumps(config))
     return path
 
 
 def write_draft(
-    path: Path, vocabulary: int, *, head: str = "vanilla", block_size: int = 4, seed: int = 1, **changes: Any
+    path: Path,
+    vocabulary: int,
+    *,
+    head: str = "vanilla",
+    block_size: int = 4,
+    confidence: bool = True,
+    seed: int = 1,
 ) -> Path:
     """A nested-packaging draft for `write_target`, embeddings and output head from the target."""
     generator = torch.Generator().manual_seed(seed)
@@ -92,6 +102,8 @@ def write_draft(
         "markov_head.markov_w1.weight": draw(vocabulary, rank),
         "markov_head.markov_w2.weight": draw(vocabulary, rank),
     }
+    if not confidence:
+        del weights["confidence_head.proj.weight"], weights["confidence_head.proj.bias"]
     if head == "gated":
         weights["markov_head.gate_proj.weight"] = draw(rank, HIDDEN + rank)
         weights["markov_head.gate_proj.bias"] = draw(rank)
@@ -109,13 +121,12 @@ def write_draft(
         "dflash_config": {
             "mask_token_id": 0,
             "target_layer_ids": taps,
-            "enable_confidence_head": True,
+            "enable_confidence_head": confidence,
             "confidence_head_with_markov": True,
             "markov_rank": rank,
             "markov_head_type": head,
             "projector_type": "dspark",
         },
-        **changes,
     }
     (path / "config.json").write_text(json.dumps(config))
     return path

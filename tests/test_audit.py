@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dspark.audit.coupled import check_coupled
 from dspark.audit.greedy import check_greedy
 from dspark.audit.prompts import CODE, GENERAL, read_prompts
 from dspark.audit.reference import Reference
@@ -55,9 +56,11 @@ def test_the_embedded_pair_passes(models, acceptance):
     ]
     cut = report.sampled[1].counts
     assert 0 < cut.drafted < report.sampled[0].counts.drafted
+    assert len(report.coupled) == (3 if acceptance == "coupled" else 0)
+    assert all(text.equal == 4 * 8 * 32 for text in report.coupled)
     written = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert written["verdict"] == "pass" and written["greedy"]["equal"] == 128
-    assert len(written["shown"]) == 4 and written["not_shown"]
+    assert len(written["shown"]) == 4 + len(report.coupled) and written["not_shown"]
 
 
 @pytest.mark.parametrize(("dtype", "has_bound"), [("float64", False), ("bfloat16", True)])
@@ -135,6 +138,23 @@ def test_a_cache_that_keeps_a_rejected_token_fails(models, monkeypatch):
     assert "rounding explains 0.0001" in report.failures()[0]
 
 
+def test_a_text_that_is_not_that_of_its_noise_fails(models):
+    """Texts of the rule `rejection` follow the target's law, and are not those that `coupled` promises."""
+    params = SamplingParams(max_tokens=32, temperature=1.0, seed=1, n=2)
+    with DSparkDecoder(models, Options()) as decoder:
+        results = decoder.generate(PROMPTS[0], params)
+    found = check_coupled("text", results, 2, params, Reference(models.target), lambda *_: None)
+    assert found.equal + found.within_rounding + len(found.beyond_rounding) == 64
+    assert len(found.beyond_rounding) > 10 and "text: " in found.failures()[0]
+
+    class Rough(Reference):
+        def bound(self, row):
+            return 1e3
+
+    found = check_coupled("text", results, 2, params, Rough(models.target), lambda *_: None)
+    assert found.within_rounding > 10 and found.failures() == []
+
+
 def test_drafts_that_are_never_accepted_are_inconclusive(models, monkeypatch):
     draft = Runner.draft
 
@@ -154,11 +174,8 @@ def test_drafts_that_are_never_accepted_are_inconclusive(models, monkeypatch):
 def test_no_draft_is_inconclusive(models):
     report = audit(replace(models, draft=None))
     assert report.verdict == "inconclusive"
-    assert report.gaps() == [
-        "temperature 0: nothing was drafted",
-        *(f"{c.name}: nothing was drafted" for c in report.sampled),
-    ]
-    assert len(report.sampled) == 2
+    names = ["temperature 0", "temperature 1", "temperature 0.8, top-p 0.9"]
+    assert report.gaps() == [f"{name}: nothing was drafted" for name in names]
 
 
 def test_a_failure_outweighs_a_gap(models, monkeypatch):

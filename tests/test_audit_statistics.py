@@ -36,7 +36,7 @@ def test_ks_catches_what_it_says_it_detects():
     generator = np.random.default_rng(0)
     caught = 0
     for _ in range(200):
-        # Mass `shift` is moved from the lower half to the upper one: the distribution function is off by it at 1/2.
+        # Mass `shift` is moved from the lower half to the upper one: the distribution is off by it at 1/2.
         numbers = generator.random(count)
         low = numbers < 0.5
         numbers[low & (generator.random(count) < 2 * shift)] += 0.5
@@ -101,7 +101,7 @@ class ToyReference:
 
 
 def toy_results(reference, wrong=None, share=0.0, count=40, length=100):
-    """Texts drawn from the toy's laws, a share of the tokens from `wrong(p)`; every second round ends in a bonus."""
+    """Texts of the toy's laws, a share of the tokens from `wrong(p)`; every second round ends in a bonus."""
     generator = np.random.default_rng(5)
     results = []
     for number in range(count):

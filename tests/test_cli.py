@@ -1,59 +1,19 @@
-"""The command line, in this process: what is printed where, and exit codes."""
+"""The command line: what is printed where."""
 
 import io
 import json
-import signal
 import subprocess
 import sys
 
 import pytest
 
+from commandline import GREEDY, PROMPT, generate, link_target, run
 from conftest import DATA, RNN_DRAFT
-from dspark import __version__, errors
-from dspark.cli import chat, demo, main, show
-from dspark.pretrained import resolve
-
-PROMPT = "import os\n"
-GREEDY = ("--temperature", "0", "--device", "cpu", "--dtype", "float32")
+from dspark import __version__
+from dspark.cli import demo, show
 
 
-@pytest.fixture
-def run(capsys):
-    """Runs `dspark` with these arguments: (exit code, standard output, standard error)."""
-
-    def call(*arguments):
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        return (code, *capsys.readouterr())
-
-    return call
-
-
-@pytest.fixture
-def generate(run):
-    """`dspark generate --json`: the object."""
-
-    def call(*arguments):
-        code, out, err = run("generate", *GREEDY, "--json", *arguments)
-        assert code == 0 and err == "" and out.count("\n") == 1
-        return json.loads(out)
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def talking_target(tmp_path_factory):
-    """The embedded target with a chat template."""
-    path = tmp_path_factory.mktemp("talking")
-    for file in resolve("tiny", "target").iterdir():
-        (path / file.name).symlink_to(file)
-    (path / "chat_template.jinja").write_text(
-        "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}# assistant:"
-    )
-    return path
-
-
-def test_generate_prints_the_documented_object(generate):
+def test_generate_prints_the_documented_object():
     found = generate(PROMPT, "--target", "tiny", "--draft", "tiny-draft", "--max-tokens", 12, "--seed", 7)
     assert {"text", "token_ids", "prompt_token_ids", "finish_reason", "stop_reason", "seed"} < found.keys()
     assert found["finish_reason"] == "length" and found["stop_reason"] is None and found["seed"] == 7
@@ -65,7 +25,7 @@ def test_generate_prints_the_documented_object(generate):
     assert isinstance(found["text"], str) and found["text"]
 
 
-def test_generate_streams_the_text_and_sums_up_on_stderr(run, generate):
+def test_generate_streams_the_text_and_sums_up_on_stderr():
     code, out, err = run("generate", PROMPT, *GREEDY, "--max-tokens", 12)
     assert code == 0
     assert out == generate(PROMPT, "--max-tokens", 12)["text"] + "\n"
@@ -77,7 +37,7 @@ def test_generate_streams_the_text_and_sums_up_on_stderr(run, generate):
     )
 
 
-def test_no_draft_gives_the_same_text_and_no_acceptance_length(generate):
+def test_no_draft_gives_the_same_text_and_no_acceptance_length():
     with_draft = generate(PROMPT, "--max-tokens", 20)
     alone = generate(PROMPT, "--max-tokens", 20, "--no-draft", "--draft", "tiny-draft")
     assert alone["token_ids"] == with_draft["token_ids"]
@@ -85,18 +45,18 @@ def test_no_draft_gives_the_same_text_and_no_acceptance_length(generate):
     assert all(r["drafted"] == 0 for r in alone["rounds"])
 
 
-def test_token_ids_in_place_of_a_prompt(generate):
+def test_token_ids_in_place_of_a_prompt():
     text = generate(PROMPT, "--max-tokens", 4)
     ids = ",".join(map(str, text["prompt_token_ids"]))
     assert generate("--token-ids", ids, "--max-tokens", 4)["token_ids"] == text["token_ids"]
 
 
-def test_a_prompt_from_standard_input(generate, monkeypatch):
+def test_a_prompt_from_standard_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT))
     assert generate("-", "--max-tokens", 4)["token_ids"] == generate(PROMPT, "--max-tokens", 4)["token_ids"]
 
 
-def test_sampling_flags_reach_the_request(generate):
+def test_sampling_flags_reach_the_request():
     plain = generate(PROMPT, "--max-tokens", 24)
     assert generate(PROMPT, "--max-tokens", 24, "--repetition-penalty", 1.8)["text"] != plain["text"]
     assert generate(PROMPT, "--max-tokens", 24, "--frequency-penalty", 2)["text"] != plain["text"]
@@ -114,12 +74,10 @@ def test_sampling_flags_reach_the_request(generate):
     assert all(len(row) == 3 and max(row.values()) < 0 for row in rows)
 
 
-def test_end_tokens_and_how_to_ignore_them(generate, tmp_path):
+def test_end_tokens_and_how_to_ignore_them(tmp_path):
     """The token that the text has at place 3 is made the end token."""
     plain = generate(PROMPT, "--max-tokens", 8)["token_ids"]
-    for file in resolve("tiny", "target").iterdir():
-        if file.name != "generation_config.json":
-            (tmp_path / file.name).symlink_to(file)
+    link_target(tmp_path, without=["generation_config.json"])
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": plain[3]}))
     pair = ("--target", tmp_path, "--draft", "tiny-draft", "--max-tokens", 8)
     ended = generate(PROMPT, *pair)
@@ -129,7 +87,7 @@ def test_end_tokens_and_how_to_ignore_them(generate, tmp_path):
     assert len(held) >= 6 and plain[3] not in held[:6]
 
 
-def test_several_samples(run):
+def test_several_samples():
     flags = ("generate", PROMPT, "--temperature", "1", "--seed", "1", "--n", "3", "--max-tokens", "6")
     code, out, _ = run(*flags, "--json")
     samples = json.loads(out)
@@ -141,8 +99,8 @@ def test_several_samples(run):
 
 @pytest.mark.parametrize("threshold", ["0.0", "0.5"])
 @pytest.mark.parametrize("draft", ["draft-vanilla", "draft-rnn"])
-def test_golden_traces(generate, draft, threshold):
-    """Two prompts of the reference implementation's traces: the text, and what each round verified and committed."""
+def test_golden_traces(draft, threshold):
+    """Two prompts of the reference's traces: the text, and what each round verified and committed."""
     where = "tiny-draft" if draft == "draft-vanilla" else RNN_DRAFT
     for row in json.loads((DATA / "qwen3" / draft / "golden" / "trace.json").read_text())[:2]:
         wanted = next(r for r in row["runs"] if r["confidence_threshold"] == float(threshold))
@@ -165,7 +123,7 @@ def test_golden_traces(generate, draft, threshold):
         assert whole > 10 and found["acceptance_length"] > 1
 
 
-def test_decoder_flags_reach_the_decoder(generate):
+def test_decoder_flags_reach_the_decoder():
     assert max(r["drafted"] for r in generate(PROMPT, "--max-tokens", 20, "--block-size", 2)["rounds"]) == 2
     coupled = (
         "--acceptance",
@@ -186,99 +144,8 @@ def test_decoder_flags_reach_the_decoder(generate):
     assert len(window["prompt_token_ids"]) + len(window["token_ids"]) == 16
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind", "words"),
-    [
-        (["generate"], "RequestError", "either PROMPT or --token-ids"),
-        (["generate", "x", "--token-ids", "1"], "RequestError", "either PROMPT or --token-ids"),
-        (["generate", ""], "RequestError", "the prompt is empty"),
-        (["generate", "--token-ids", ""], "RequestError", "the prompt is empty"),
-        (["generate", "--token-ids", "1,x"], "ConfigError", "expected token ids like 1,2,3"),
-        (["generate", "--token-ids", "5,512"], "RequestError", "512"),
-        (["generate", "--token-ids", "1", "--chat"], "RequestError", "--chat"),
-        (["generate", "x", "--chat"], "RequestError", "chat template"),
-        (["generate", "x", "--max-model-len", "8", "--token-ids"], "ConfigError", "expected one argument"),
-        (["generate", "import os\n" * 9, "--max-model-len", "8"], "CapacityError", "context window 8"),
-        (["generate", "x", "--top-p", "2"], "RequestError", "top_p"),
-        (["generate", "x", "--top-p", "two"], "ConfigError", "invalid float value"),
-        (["generate", "x", "--temperature", "-1"], "RequestError", "temperature"),
-        (["generate", "x", "--temp", "1"], "ConfigError", "unrecognized arguments: --temp"),
-        (["generate", "x", "--target", "nowhere"], "ConfigError", "no draft is known"),
-        (["generate", "x", "--target", "nowhere", "--no-draft"], "CheckpointError", "'nowhere'"),
-        (["generate", "x", "--draft", "tiny"], "CheckpointError", "'tiny' is a target"),
-        (["generate", "x", "--dtype", "int4"], "ConfigError", "int4"),
-        (["generate", "x", "--policy", "brave"], "ConfigError", "brave"),
-        (["generate", "x", "--policy", "throughput"], "ConfigError", "cost table"),
-        (["generate", "x", "--policy", "threshold"], "ConfigError", "confidence_threshold"),
-        (["generate", "x", "--confidence-threshold", "0.5"], "ConfigError", "threshold"),
-        (["generate", "x", "--block-size", "20"], "ConfigError", "20"),
-        (["generate", "x", "--acceptance", "lenient"], "ConfigError", "lenient"),
-        (["inspect", "nowhere"], "CheckpointError", "nowhere"),
-        (["inspect"], "ConfigError", "PATH"),
-        (["audit", "--tokens", "0"], "RequestError", "tokens"),
-        (["audit", "--prompts", "nowhere.jsonl"], "RequestError", "nowhere.jsonl"),
-        (["serve"], "ConfigError", "invalid choice: 'serve'"),
-        ([], "ConfigError", "COMMAND"),
-    ],
-)
-def test_errors_are_one_line_and_code_2(run, arguments, kind, words):
-    code, out, err = run(*arguments)
-    assert code == 2 and out in ("", "\n")
-    lines = [line for line in err.splitlines() if line not in ("dspark: starting torch", "dspark: loading")]
-    assert len(lines) == 1 and lines[0].startswith(f"dspark: {kind}: ") and words in lines[0]
-    assert issubclass(getattr(errors, kind), errors.DSparkError)
-    code, out, err = run(*arguments[:1], "--json", *arguments[1:])
-    assert code == 2 and err.count("\n") == 1
-    error = json.loads(out)["error"]
-    assert error["type"] == kind and words in error["message"]
-
-
-def test_what_follows_two_dashes_is_no_flag(run):
-    code, out, _ = run("generate", "--", "--json", "extra")
-    assert code == 2 and out == ""
-
-
-def test_a_fault_of_dspark_itself_is_one_line_too(run, monkeypatch):
-    monkeypatch.setattr("dspark.cli.generate._prompt", lambda options: 1 / 0)
-    code, out, err = run("generate", "x")
-    assert code == 2 and out == "" and err.startswith("dspark: ZeroDivisionError: ") and err.count("\n") == 1
-    monkeypatch.setenv("DSPARK_TRACEBACK", "1")
-    with pytest.raises(ZeroDivisionError):
-        run("generate", "x")
-
-
-def test_ctrl_c_is_130(run, monkeypatch):
-    def interrupt(options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("dspark.cli.generate._prompt", interrupt)
-    assert run("generate", "x") == (130, "", "")
-
-
-def begin_long_text():
-    """`dspark generate` in a process of its own, once its text has begun."""
-    command = [sys.executable, "-u", "-m", "dspark.cli", "generate", PROMPT, *GREEDY, "--ignore-eos"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout.read(10)
-    return process
-
-
-def test_ctrl_c_in_the_middle_of_a_text():
-    with begin_long_text() as process:
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == 130 and b"Traceback" not in err
-
-
-def test_a_reader_that_goes_away():
-    with begin_long_text() as process:
-        process.stdout.close()
-        err = process.stderr.read()
-        assert process.wait(timeout=30) == 141 and b"Traceback" not in err and b"rror" not in err
-
-
 def test_help_lists_what_there_is_and_loads_no_torch():
-    code = "import sys; from dspark.cli import main\ntry: main(sys.argv[1:])\nfinally: print('torch' in sys.modules)"
+    code = "import sys, dspark.cli as c\ntry: c.main(sys.argv[1:])\nfinally: print('torch' in sys.modules)"
     for arguments, words in (
         (["--help"], ["generate", "chat", "inspect", "audit"]),
         (["generate", "--help"], ["--confidence-threshold", "--markov-candidates"]),
@@ -299,7 +166,7 @@ def test_help_lists_what_there_is_and_loads_no_torch():
         )
 
 
-def test_inspect(run):
+def test_inspect():
     code, out, _ = run("inspect", "tiny-draft", "--json")
     draft = json.loads(out)
     assert code == 0 and draft["packaging"] == "flat" and draft["taps"] == [0, 2, 4]
@@ -312,7 +179,7 @@ def test_inspect(run):
     assert "target:\n  role: target\n" in out and "vocab_size: 512" in out
 
 
-def test_audit_passes_and_says_so(run):
+def test_audit_passes_and_says_so():
     small = ("audit", "--tokens", 16, "--samples", 4)
     code, out, err = run(*small)
     assert code == 0 and out.endswith("\nPASS\n")
@@ -322,7 +189,7 @@ def test_audit_passes_and_says_so(run):
     assert code == 0 and err == "" and json.loads(out)["verdict"] == "pass"
 
 
-def test_audit_without_a_draft_is_inconclusive(run, tmp_path):
+def test_audit_without_a_draft_is_inconclusive(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "import os"}\n{"turns": ["def f(x):"]}\n')
     code, out, _ = run("audit", "--no-draft", "--prompts", prompts, "--tokens", 8, "--samples", 1)
@@ -330,112 +197,10 @@ def test_audit_without_a_draft_is_inconclusive(run, tmp_path):
     assert "temperature 0: nothing was drafted" in out
 
 
-def test_audit_failure_is_code_1(run, monkeypatch):
+def test_audit_failure_is_code_1(monkeypatch):
     monkeypatch.setattr("dspark.audit.run._faults", lambda *_: ["a planted fault"])
     code, out, _ = run("audit", "--tokens", 4, "--samples", 1)
     assert code == 1 and out.endswith("\nFAIL\n") and "  - a planted fault\n" in out
-
-
-def test_generate_with_the_chat_template(generate, talking_target):
-    pair = ("--target", talking_target, "--draft", "tiny-draft", "--max-tokens", 4)
-    rendered = generate("# user: hello\n# assistant:", *pair)
-    assert generate("hello", "--chat", *pair)["prompt_token_ids"] == rendered["prompt_token_ids"]
-
-
-def test_chat_reads_lines_and_remembers(run, generate, talking_target, monkeypatch):
-    pair = (*GREEDY, "--target", talking_target, "--draft", "tiny-draft", "--max-tokens", 6)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\ntwo\n/exit\nthree\n"))
-    code, out, err = run("chat", "--system", "be brief", "--json", *pair)
-    first, second = map(json.loads, out.splitlines())
-    assert code == 0 and err == ""
-    expected = f"# system: be brief\n# user: one\n# assistant: {first['text']}\n# user: two\n# assistant:"
-    assert second["prompt_token_ids"] == generate(expected, *pair)["prompt_token_ids"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo"))
-    code, out, err = run("chat", "--system", "be brief", *pair)
-    assert code == 0 and out == f"{first['text']}\n{second['text']}\n"
-    assert sum("acceptance length" in line for line in err.splitlines()) == 2
-
-
-class Typing:
-    """Stands for a terminal at which these lines are typed; an exception among them is raised."""
-
-    def __init__(self, *lines):
-        self.lines = list(lines)
-
-    def __call__(self, question):
-        line = self.lines.pop(0) if self.lines else EOFError()
-        if isinstance(line, BaseException):
-            raise line
-        return line
-
-
-@pytest.fixture
-def typed(monkeypatch):
-    def type_(*lines):
-        monkeypatch.setattr(sys, "stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
-        monkeypatch.setattr("builtins.input", Typing(*lines))
-
-    return type_
-
-
-def test_chat_at_a_terminal(run, talking_target, typed):
-    pair = (*GREEDY, "--target", talking_target, "--draft", "tiny-draft", "--max-tokens", 4)
-    typed("one", "two")
-    code, out, err = run("chat", *pair)
-    assert code == 0 and err.count("4 tokens in") == 2 and out.endswith("\n\n")  # Ctrl-D leaves the line
-    typed("one", KeyboardInterrupt())
-    assert run("chat", *pair)[0] == 130
-    typed("/exit", AssertionError("read on after /exit"))
-    assert run("chat", *pair)[0] == 0
-
-
-def test_chat_goes_on_after_an_error_at_a_terminal(run, talking_target, typed):
-    pair = (
-        *GREEDY,
-        "--target",
-        talking_target,
-        "--draft",
-        "tiny-draft",
-        "--max-tokens",
-        4,
-        "--max-model-len",
-        40,
-    )
-    typed("import " * 40, "one")
-    code, _, err = run("chat", *pair)
-    assert code == 0 and "context window 40" in err and "4 tokens in" in err
-
-
-def test_ctrl_c_cancels_an_answer_and_keeps_what_was_shown(run, talking_target, typed, monkeypatch):
-    pair = (*GREEDY, "--target", talking_target, "--draft", "tiny-draft", "--max-tokens", 30)
-    seen, plain = [], show.print_stream
-
-    def interrupted(pieces, shown):
-        def some():
-            for number, piece in enumerate(pieces):
-                yield piece
-                if number == 1:
-                    raise KeyboardInterrupt
-
-        return plain(some() if not seen else pieces, shown)
-
-    class Recording(chat._Conversation):
-        def answer(self, message):
-            try:
-                super().answer(message)
-            finally:
-                seen.append(list(self._messages))
-
-    monkeypatch.setattr(chat, "print_stream", interrupted)
-    monkeypatch.setattr(chat, "_Conversation", Recording)
-    typed("one", "two")
-    code, out, err = run("chat", *pair)
-    assert code == 0 and "dspark: cancelled" in err and "30 tokens in" in err
-    kept = seen[0][1]["content"]
-    assert kept and out.startswith(kept + "\n")
-    assert [m["role"] for m in seen[1]] == ["user", "assistant", "user", "assistant"] and seen[1][1][
-        "content"
-    ] == kept
 
 
 def test_demo_prints_a_text_and_a_table(capsys, monkeypatch):
@@ -451,11 +216,3 @@ def test_demo_prints_a_text_and_a_table(capsys, monkeypatch):
 def test_infinities_become_null(capsys):
     show.print_json({"logprobs": [{"1": float("-inf"), "2": -0.5}], "more": (float("nan"), True)})
     assert json.loads(capsys.readouterr().out) == {"logprobs": [{"1": None, "2": -0.5}], "more": [None, True]}
-
-
-def test_text_that_the_terminal_cannot_show(monkeypatch):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", stream)
-    show.write_text("naïve")
-    assert stream.buffer.getvalue() == b"na?ve"
-

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import DATA, RNN_DRAFT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from conftest import DATA, RNN_DRAFT
 from dspark import ConfigError, NumericsError, RequestError, SamplingParams, _core
 from dspark.core import Calibration, CostTable, Noise, Uniforms, accept, accept_batch, plan, threshold_prefix
 from dspark.draft import load_draft
@@ -25,7 +25,9 @@ ONE = SamplingParams(temperature=1.0)
 RULES = ["rejection", "block", "coupled"]
 
 
-def block(length: int = 3, vocabulary: int = 9, seed: int = 0) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+def block(
+    length: int = 3, vocabulary: int = 9, seed: int = 0
+) -> tuple[torch.Tensor, list[int], torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     target = torch.randn(length + 1, vocabulary, generator=generator, dtype=torch.float64)
     draft = target[:length] + 0.5 * torch.randn(length, vocabulary, generator=generator, dtype=torch.float64)
@@ -57,7 +59,9 @@ def test_numpy_and_torch_of_every_dtype_agree(rule: str) -> None:
 def test_injected_uniforms_decide(rule: str) -> None:
     target, ids, draft = block()
     keep = Uniforms(accept=[0.0] * 3, resample=[0.0] * 4)
-    assert accept(target, ids, draft, rule, ONE, keep) == (3, 0), "u = 0 keeps all; the CDF ascends by token id"
+    assert accept(target, ids, draft, rule, ONE, keep) == (3, 0), (
+        "u = 0 keeps all; the CDF ascends by token id"
+    )
     drop = Uniforms(accept=[1 - 2**-53] * 3, resample=[1 - 2**-53] * 4)
     accepted, token = accept(target, ids, draft, rule, ONE, drop)
     assert accepted < 3 and 0 <= token < 9
@@ -144,7 +148,12 @@ def test_a_batch_is_its_requests() -> None:
     params = [SamplingParams(temperature=t) for t in (1.0, 0.0, 0.6, 1.4)]
     noises: list[Noise | Uniforms] = [Noise(9, position) for position in range(4)]
     together = accept_batch(
-        torch.cat([b[0] for b in blocks]), [b[1] for b in blocks], torch.cat([b[2] for b in blocks]), "block", params, noises
+        torch.cat([b[0] for b in blocks]),
+        [b[1] for b in blocks],
+        torch.cat([b[2] for b in blocks]),
+        "block",
+        params,
+        noises,
     )
     alone = [accept(*b, "block", p, n) for b, p, n in zip(blocks, params, noises, strict=True)]
     assert together == alone
@@ -203,12 +212,17 @@ def test_the_chain_gives_the_reference_blocks(name: str, path: str | Path) -> No
             Noise(1, 1),
         )
         assert ids == golden[f"draft_tokens{suffix}"].tolist()
+        tokens = [int(golden[f"anchor_id{suffix}"]), *ids[:-1]]
+        steps = _core.step_logits(
+            tokens, golden[f"base_logits{suffix}"], golden[f"block_hidden{suffix}"], heads_to_core(draft)
+        )
+        assert torch.allclose(torch.tensor(steps), golden[f"step_logits{suffix}"], atol=1e-4)
         expected = torch.sigmoid(golden[f"confidence_logits{suffix}"])
         assert torch.allclose(torch.tensor(confidence), expected, atol=1e-5)
 
 
 def test_every_slot_is_used_and_every_step_reads_the_one_before() -> None:
-    """Base logits name a token per slot; W1 and W2 then move each step by the token that the last one drew."""
+    """Base logits name a token per slot; the head moves each step by the token that the last one drew."""
     vocabulary, gamma = 12, 5
     base = torch.zeros(gamma, vocabulary)
     base[torch.arange(gamma), torch.arange(gamma) + 2] = 1.0
@@ -243,7 +257,7 @@ def test_plans() -> None:
 
 
 def test_appendix_a() -> None:
-    """The paper's counterexample: foresight admits a token for what it leads to, and the law moves to 0.85 / 0.15."""
+    """The paper's counterexample: foresight admits a token for what it leads to, and the law moves."""
     table = CostTable([(1, 1 / 1.0), (2, 1 / 0.5), (3, 1 / 0.45)])
     followed_by = {"A": [0.8, 0.9], "B": [0.8, 0.0]}
     p, q = {"A": 0.7, "B": 0.3}, {"A": 0.5, "B": 0.5}

@@ -66,7 +66,12 @@ def test_two_rounds_of_the_draft(case: tuple[DSparkDraftModel, dict[str, Tensor]
 
 
 def check_heads(
-    draft: DSparkDraftModel, golden: dict[str, Tensor], suffix: str, anchor: Tensor, hidden: Tensor, base: Tensor
+    draft: DSparkDraftModel,
+    golden: dict[str, Tensor],
+    suffix: str,
+    anchor: Tensor,
+    hidden: Tensor,
+    base: Tensor,
 ) -> None:
     """The greedy chain, where step k + 1 reads the token that step k drew, and every slot is used."""
     assert draft.markov_head is not None

@@ -1,4 +1,5 @@
-"""The draft against its formulas written plainly: heads, context cache, slots, windows, borrowed embeddings."""
+"""The draft against its formulas written plainly: heads, context cache, slots, windows, borrowed
+embeddings."""
 
 from __future__ import annotations
 
@@ -8,6 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from dspark.draft import DSparkDraftModel, load_draft
+from dspark.draft.packaging import read_draft_directory
+from dspark.errors import CheckpointError, ConfigError
+from dspark.target import TargetModel, load_target
 from model_zoo import (
     HEAD_DIM,
     HIDDEN,
@@ -20,14 +29,6 @@ from model_zoo import (
     write_checkpoint,
     write_target,
 )
-from torch import Tensor
-from transformers import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-
-from dspark.draft import DSparkDraftModel, GatedMarkovHead, RNNHead, VanillaMarkov, load_draft
-from dspark.draft.packaging import read_draft_directory
-from dspark.errors import CheckpointError, ConfigError
-from dspark.target import TargetModel, load_target
 
 EXACT = 1e-10
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
@@ -54,7 +55,9 @@ def plain_block(
     x = embeddings[ids]
     seen = rms(taps @ tensors["fc.weight"].T, tensors["hidden_norm.weight"])
     rotary = Qwen3RotaryEmbedding(
-        Qwen3Config(head_dim=HEAD_DIM, rope_parameters=dict(config["rope_parameters"]), max_position_embeddings=64)
+        Qwen3Config(
+            head_dim=HEAD_DIM, rope_parameters=dict(config["rope_parameters"]), max_position_embeddings=64
+        )
     )
     cos, sin = (table[0, :, None] for table in rotary(x, torch.arange(context + size)[None]))
 
@@ -83,7 +86,9 @@ def plain_block(
         scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(groups, 1)) / HEAD_DIM**0.5
         if kind == "sliding_attention":
             own, keys = torch.arange(context, context + size)[:, None], torch.arange(context + size)
-            scores = scores.masked_fill((keys > own) | (keys <= own - config["sliding_window"]), float("-inf"))
+            scores = scores.masked_fill(
+                (keys > own) | (keys <= own - config["sliding_window"]), float("-inf")
+            )
         out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.repeat_interleave(groups, 1))
         x = x + out.reshape(size, -1) @ w("self_attn.o_proj").T + b("o_proj")
         h = rms(x, w("post_attention_layernorm"))
@@ -107,7 +112,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("packaging", ["flat", "nested"])
-def test_blocks_equal_the_plain_formula(case: str, packaging: str, target: TargetModel, tmp_path: Path) -> None:
+def test_blocks_equal_the_plain_formula(
+    case: str, packaging: str, target: TargetModel, tmp_path: Path
+) -> None:
     """Context in pieces, several rounds, at positions beyond the original context; flat and nested alike."""
     own = packaging == "flat"
     config = flat_config(**CASES[case]) if own else nested_config(**CASES[case])
@@ -128,7 +135,9 @@ def test_blocks_equal_the_plain_formula(case: str, packaging: str, target: Targe
             assert context.length == stop
 
 
-def make(tmp_path: Path, target: TargetModel | None, kind: str | None = "vanilla", **changes: Any) -> DSparkDraftModel:
+def make(
+    tmp_path: Path, target: TargetModel | None, kind: str | None = "vanilla", **changes: Any
+) -> DSparkDraftModel:
     confidence = HIDDEN + 5 if kind is not None else None
     switches: dict[str, Any] = {"markov_head_type": kind}
     if kind is None:
@@ -190,52 +199,6 @@ def test_the_frozen_and_the_differentiable_model_agree(tmp_path: Path) -> None:
     assert set(plain.state_dict()) == set(weights.tensors), "the modules carry the published names"
 
 
-def head_case(kind: str) -> tuple[VanillaMarkov, Tensor, Tensor, Tensor]:
-    torch.manual_seed(0)
-    heads = {
-        "vanilla": lambda: VanillaMarkov(VOCAB, 5),
-        "gated": lambda: GatedMarkovHead(VOCAB, 5, HIDDEN),
-        "rnn": lambda: RNNHead(VOCAB, 5, HIDDEN),
-    }
-    head = heads[kind]().double()
-    base = torch.randn(2, 3, 6, VOCAB, dtype=torch.float64)
-    return head, base, torch.randint(0, VOCAB, (2, 3, 6)), torch.randn(2, 3, 6, HIDDEN, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
-def test_markov_heads_by_step_by_block_and_by_formula(kind: str) -> None:
-    head, base, previous, hidden = head_case(kind)
-    block = head.block(base, previous, hidden)
-    state, steps = None, []
-    for slot in range(6):
-        bias, state = head.step(previous[..., slot], hidden[..., slot, :], state)
-        steps.append(base[..., slot, :] + bias)
-    assert (torch.stack(steps, -2) - block).abs().max() < EXACT
-    w1, w2 = head.markov_w1.weight, head.markov_w2.weight
-    s = torch.zeros(2, 3, 5, dtype=torch.float64)
-    for slot in range(6):
-        e, h = w1[previous[..., slot]], hidden[..., slot, :]
-        latent = e
-        if isinstance(head, GatedMarkovHead):
-            g = torch.sigmoid(torch.cat((h, e), -1) @ head.gate_proj.weight.T + head.gate_proj.bias)
-            latent = g * e
-        if isinstance(head, RNNHead):
-            z = torch.cat((s, e, h), -1) @ head.joint_proj.weight.T + head.joint_proj.bias
-            gate = torch.sigmoid(z[..., :5])
-            s = gate * s + (1 - gate) * torch.tanh(z[..., 5:10])
-            latent = torch.tanh(z[..., 10:])
-        assert (base[..., slot, :] + latent @ w2.T - block[..., slot, :]).abs().max() < EXACT
-    block.sum().backward()
-    assert all(parameter.grad is not None for parameter in head.parameters())
-
-
-@pytest.mark.parametrize("kind", ["gated", "rnn"])
-def test_heads_that_read_hidden_states_ask_for_them(kind: str) -> None:
-    head, base, previous, _ = head_case(kind)
-    with pytest.raises(ConfigError, match="hidden states"):
-        head.block(base, previous)
-
-
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn", None])
 def test_every_head_loads(kind: str | None, tmp_path: Path) -> None:
     draft = make(tmp_path, None, kind)
@@ -265,7 +228,7 @@ def test_the_block_is_as_wide_as_the_checkpoint_says_and_may_be_widened_as_train
     assert torch.equal(block(3), seven)
     assert block(9).shape[0] == 9
     for wrong in (0, 17, 20):
-        with pytest.raises(ConfigError, match=f"block_size {wrong} is out of range.*1 to 16"):
+        with pytest.raises(ConfigError, match=rf"block_size {wrong} is out of range.*1 to 16"):
             block(wrong)
 
 

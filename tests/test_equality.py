@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from conftest import RNN_DRAFT
+from dspark import DSparkDecoder, SamplingParams
 from random_pair import write_draft, write_target
 
-from dspark import DSparkDecoder, SamplingParams
-
 Decoders = Callable[..., DSparkDecoder]
-PROMPTS: list[Any] = ["def read(self, size):\n", "x", "import os\n\nclass Reader:\n    def __init__(self", [5] * 40]
+PROMPTS: list[Any] = [
+    "def read(self, size):\n",
+    "x",
+    "import os\n\nclass Reader:\n    def __init__(self",
+    [5] * 40,
+]
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.7},
@@ -64,7 +69,9 @@ def test_greedy_text_needs_no_draft(decoders: Decoders, acceptance: str) -> None
 @pytest.mark.parametrize("acceptance", ["rejection", "block"])
 def test_neighbours_do_not_change_a_sampled_text(decoders: Decoders, acceptance: str) -> None:
     decoder = decoders(acceptance=acceptance, dtype="float64")
-    params = [SamplingParams(max_tokens=10 + 11 * (seed % 3), temperature=1.0, seed=seed) for seed in range(12)]
+    params = [
+        SamplingParams(max_tokens=10 + 11 * (seed % 3), temperature=1.0, seed=seed) for seed in range(12)
+    ]
     together = texts(decoder, params)
     for i, text in enumerate(together):
         assert decoder.generate(PROMPTS[i % len(PROMPTS)], params[i]).token_ids == text

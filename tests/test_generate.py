@@ -104,7 +104,10 @@ def test_the_window_is_never_overrun(decoders: Decoders, options: dict[str, Any]
 
 def test_a_long_prompt_to_the_models_own_window(decoders: Decoders) -> None:
     prompt = [200 + i % 300 for i in range(2044)]
-    texts = [decoders(**o).generate(prompt, SamplingParams(temperature=0.0)).token_ids for o in ({}, {"draft": None})]
+    texts = [
+        decoders(**o).generate(prompt, SamplingParams(temperature=0.0)).token_ids
+        for o in ({}, {"draft": None})
+    ]
     assert texts[0] == texts[1] and len(texts[0]) == 4
 
 
@@ -146,7 +149,9 @@ def test_the_end_token_has_no_reason_and_can_be_ignored(decoders: Decoders) -> N
         {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "logit_bias": {10: 1.0}},
     ],
 )
-def test_greedy_transforms_equal_decoding_without_a_draft(decoders: Decoders, sampling: dict[str, Any]) -> None:
+def test_greedy_transforms_equal_decoding_without_a_draft(
+    decoders: Decoders, sampling: dict[str, Any]
+) -> None:
     """Repetitive text: tokens drafted earlier in a block count for its later rows."""
     repetitive = [49, 90, 354, 267, 222] * 6
     plain = decoders(draft=None).generate(repetitive, greedy(max_tokens=80, **sampling))
@@ -159,7 +164,9 @@ def test_greedy_transforms_equal_decoding_without_a_draft(decoders: Decoders, sa
 
 @pytest.mark.parametrize("truncation", [{"top_k": 1}, {"top_p": 0.0001}, {"min_p": 1.0}])
 @pytest.mark.parametrize("acceptance", ["rejection", "block", "coupled"])
-def test_truncation_to_one_token_is_greedy(decoders: Decoders, acceptance: str, truncation: dict[str, Any]) -> None:
+def test_truncation_to_one_token_is_greedy(
+    decoders: Decoders, acceptance: str, truncation: dict[str, Any]
+) -> None:
     decoder = decoders(acceptance=acceptance)
     expected = decoder.generate(PROMPT, greedy())
     result = decoder.generate(PROMPT, SamplingParams(temperature=1.0, max_tokens=40, **truncation))
@@ -182,7 +189,11 @@ def test_logprobs_are_the_targets(decoders: Decoders) -> None:
     for params in (greedy(logprobs=3), greedy(temperature=1.0, logprobs=3, seed=3, top_k=40)):
         drafted = decoders(acceptance="coupled").generate(PROMPT, params)
         plain = decoders(draft=None, acceptance="coupled").generate(PROMPT, params)
-        assert drafted.token_ids == plain.token_ids and drafted.logprobs is not None and plain.logprobs is not None
+        assert (
+            drafted.token_ids == plain.token_ids
+            and drafted.logprobs is not None
+            and plain.logprobs is not None
+        )
         assert len(drafted.logprobs) == 40
         for token, row, expected in zip(drafted.token_ids, drafted.logprobs, plain.logprobs, strict=True):
             assert set(row) == set(expected) and token in row and 3 <= len(row) <= 4

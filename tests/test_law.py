@@ -6,7 +6,6 @@ transforms in numpy, so nothing is shared with the engine but the target's weigh
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,19 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from random_pair import write_draft, write_target
 
 from dspark import DSparkDecoder, SamplingParams
 from dspark.target import TargetModel, load_target
+from random_pair import write_draft, write_target
 
 VOCABULARY, LENGTH, PER_PROMPT = 5, 3, 4000
 PROMPTS = ([1], [2, 3, 4, 1, 0, 2], [4, 4, 2])
 ALPHA = 1e-9
 
 
-def transformed(logits: np.ndarray, prompt: list[int], output: list[int], params: SamplingParams) -> np.ndarray:
+def transformed(
+    logits: np.ndarray, prompt: list[int], output: list[int], params: SamplingParams
+) -> np.ndarray:
     """One row's probabilities under `params`, written for clarity."""
     row = logits.astype(np.float64).copy()
     for token, bias in (params.logit_bias or {}).items():
@@ -78,7 +79,9 @@ def p_value(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], fl
         cells.append((sum(counts[text] for text in small), sum(expected[text] for text in small) * total))
     observed, wanted = np.array(cells).T
     keep = wanted > 0
-    return float(scipy.stats.chisquare(observed[keep], wanted[keep] * observed[keep].sum() / wanted[keep].sum()).pvalue)
+    return float(
+        scipy.stats.chisquare(observed[keep], wanted[keep] * observed[keep].sum() / wanted[keep].sum()).pvalue
+    )
 
 
 def sampled(decoder: DSparkDecoder, params: SamplingParams) -> list[Counter[tuple[int, ...]]]:
@@ -87,7 +90,9 @@ def sampled(decoder: DSparkDecoder, params: SamplingParams) -> list[Counter[tupl
     for samples in results:
         assert all(result.finish_reason == "length" for result in samples)
     rounds = [r for samples in results for result in samples for r in result.rounds]
-    assert sum(r.accepted for r in rounds) > 0.1 * sum(r.drafted for r in rounds), "nothing accepted proves nothing"
+    assert sum(r.accepted for r in rounds) > 0.1 * sum(r.drafted for r in rounds), (
+        "nothing accepted proves nothing"
+    )
     return [Counter(result.token_ids for result in samples) for samples in results]
 
 

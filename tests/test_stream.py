@@ -58,7 +58,7 @@ def test_characters_split_over_blocks_arrive_whole(decoders: Decoders, text: str
     """The model is made to say a text of several tokens per character, over and over, and cut anywhere."""
     decoder = decoders(acceptance=acceptance)
     ids = decoder.generate(text * 3, greedy(max_tokens=0)).prompt_token_ids
-    bias = {token: 60.0 for token in ids}
+    bias = dict.fromkeys(ids, 60.0)
     for max_tokens in (1, 2, 3, 7, 23):
         params = SamplingParams(temperature=1.0, seed=max_tokens, max_tokens=max_tokens, logit_bias=bias)
         whole = decoder.generate(text, params)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_zoo import VOCAB, write_target
 from torch import Tensor
 
 from dspark.attention.functional import ROWS_AT_ONCE
 from dspark.errors import CapacityError, ConfigError
 from dspark.target import KVCache, TargetConfig, TargetModel, load_target
 from dspark.target.parameters import target_shapes
+from model_zoo import VOCAB, write_target
 
 EXACT = 1e-10
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}

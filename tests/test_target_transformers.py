@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from model_zoo import VOCAB, write_target
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dspark.target import TargetModel, load_target
+from model_zoo import VOCAB, write_target
 
 POSITIONS = 150
 """Twice and more the original context of the cases below."""
@@ -96,7 +96,9 @@ def theirs(path: Path, dtype: torch.dtype) -> torch.nn.Module:
     return model
 
 
-def full_pass(model: TargetModel, ids: torch.Tensor, taps: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def full_pass(
+    model: TargetModel, ids: torch.Tensor, taps: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.inference_mode():
         logits, tapped = model(ids, [(model.new_cache(), len(ids))], taps)
     assert tapped is not None
@@ -155,7 +157,9 @@ def test_the_comparison_would_show_a_small_mistake(case: str, wrong: dict[str, A
     family, changes = CASES[case]
     ids = torch.randint(0, VOCAB, (POSITIONS,), generator=torch.Generator().manual_seed(2))
     right, _ = full_pass(load_target(write_target(tmp_path / "right", family, **changes)), ids, (0,))
-    other, _ = full_pass(load_target(write_target(tmp_path / "wrong", family, **{**changes, **wrong})), ids, (0,))
+    other, _ = full_pass(
+        load_target(write_target(tmp_path / "wrong", family, **{**changes, **wrong})), ids, (0,)
+    )
     assert (right - other).abs().max() > 1e-3 * right.abs().max()
 
 

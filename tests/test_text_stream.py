@@ -60,6 +60,14 @@ def byte_fallback(strip: bool) -> Tokenizer:
     return with_specials(backend)
 
 
+def two_spaces_stripped() -> Tokenizer:
+    tokenizer = byte_fallback(strip=False)
+    tokenizer.backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 2, 0)]
+    )
+    return wrap(tokenizer.backend)
+
+
 def metaspace() -> Tokenizer:
     words = ["<unk>", "▁", "▁a", "a", "b", "▁end", "e", "n", "d", "▁▁", "▁你", "好"]
     backend = tokenizers.Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], unk_token="<unk>"))
@@ -87,6 +95,7 @@ TOKENIZERS = {
     "byte level in a sequence": byte_level_in_sequence(),
     "byte fallback": byte_fallback(strip=True),
     "byte fallback, space kept": byte_fallback(strip=False),
+    "two spaces stripped": two_spaces_stripped(),
     "metaspace": metaspace(),
     "word piece": word_piece(),
 }
@@ -112,7 +121,9 @@ def test_pieces_joined_are_the_text_at_the_end(name: str, data: st.DataObject) -
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("name", [n for n in TOKENIZERS if n not in ("metaspace", "word piece")])
+@pytest.mark.parametrize(
+    "name", [n for n in TOKENIZERS if n not in ("metaspace", "word piece", "two spaces stripped")]
+)
 @pytest.mark.parametrize("width", [1, 2, 3, 8])
 def test_an_unfinished_character_is_held_back(name: str, width: int) -> None:
     tokenizer = TOKENIZERS[name]
@@ -149,6 +160,23 @@ def test_special_tokens_are_shown_only_when_asked_for() -> None:
     ids = [*tokenizer.encode("one"), 0, *tokenizer.encode("two")]
     assert TextStream(tokenizer).push(ids) == "onetwo"
     assert TextStream(tokenizer, skip_special_tokens=False).push(ids) == "one<|endoftext|>two"
+
+
+def test_added_tokens_show_their_own_text() -> None:
+    tokenizer = TOKENIZERS["tiny with added tokens"]
+    # Both hold a space, which no token of the byte alphabet does.
+    ids = [tokenizer.backend.token_to_id(token) for token in ("<tool call>", "<|stop here|>")]
+    stream = TextStream(tokenizer, skip_special_tokens=False)
+    assert [stream.push([i]) for i in ids] == ["<tool call>", "<|stop here|>"]
+
+
+@pytest.mark.parametrize("name", ["two spaces stripped", "byte fallback"])
+def test_spaces_that_show_nothing_at_the_start_do_so_later(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    space, word = (tokenizer.backend.token_to_id(token) for token in ("▁", "a"))
+    ids = [word, *[space] * 40, word]
+    stream = TextStream(tokenizer)
+    assert "".join(stream.push([i]) for i in ids) == "a" + 40 * " " + "a"
 
 
 def test_a_hidden_token_does_not_cost_the_next_word_its_space() -> None:

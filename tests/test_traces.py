@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DATA, RNN_DRAFT
 
+from conftest import DATA, RNN_DRAFT
 from dspark import DSparkDecoder, SamplingParams
 
 DRAFTS: dict[str, str | Path] = {"draft-vanilla": "tiny-draft", "draft-rnn": RNN_DRAFT}
@@ -26,7 +26,9 @@ def rows() -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "row", "run"), rows())
-def test_trace(decoders: Callable[..., DSparkDecoder], name: str, row: dict[str, Any], run: dict[str, Any]) -> None:
+def test_trace(
+    decoders: Callable[..., DSparkDecoder], name: str, row: dict[str, Any], run: dict[str, Any]
+) -> None:
     decoder = decoders(DRAFTS[name], policy="threshold", confidence_threshold=run["confidence_threshold"])
     limit = row["max_new_tokens"]
     result = decoder.generate(row["prompt_ids"], SamplingParams(max_tokens=limit, temperature=0.0))

@@ -115,6 +115,7 @@ def draft_chain(
     candidates: int | None = None,
     output_ids: Sequence[int] = ...,
 ) -> tuple[list[int], list[float]]: ...
+def step_logits(tokens: Sequence[int], base_logits: Any, hidden: Any, heads: dict[str, Any]) -> list[list[float]]: ...
 def plan(
     confidences: Sequence[Sequence[float]],
     cost_table: CostTable,

@@ -1,7 +1,7 @@
 """The decisions of dspark on their own, for people who have their own loop.
 
-Nothing here loads a model or imports torch. Logits may be numpy arrays or torch CPU tensors of float64, float32 or
-float16, torch also bfloat16; they are read in place.
+Nothing here loads a model or imports torch. Logits may be numpy arrays or torch CPU tensors of float64,
+float32 or float16, torch also bfloat16; they are read in place.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def accept(
     """Applies an acceptance rule to one request's verify pass.
 
     `target_logits` is `[L+1, V]`: row k is the target's answer after `draft_ids[:k]`. `draft_logits` is
-    `[L, V]`: the rows that the drafted tokens were drawn from, before `params` are applied (`None` for L = 0).
-    `prompt_ids` and `output_ids` are what came before, for the penalties and `min_tokens`. What `params` leaves
-    open is neutral.
+    `[L, V]`: the rows that the drafted tokens were drawn from, before `params` are applied (`None` for L
+    = 0). `prompt_ids` and `output_ids` are what came before, for the penalties and `min_tokens`. What
+    `params` leaves open is neutral.
 
     Returns `(accepted, token)`: how many drafted tokens stay, and the corrected or bonus token after them.
     Raises `RequestError` for shapes that do not fit and `NumericsError` for a row of the target from which
@@ -75,12 +75,17 @@ def accept_batch(
 ) -> list[tuple[int, int]]:
     """`accept` for the packed rows of several requests, on all cores.
 
-    Request i drafted `draft_ids[i]`, L_i tokens, and owns the next L_i + 1 rows of `target_logits` and the next L_i
-    rows of `draft_logits`; everything else is one entry for each request.
+    Request i drafted `draft_ids[i]`, L_i tokens, and owns the next L_i + 1 rows of `target_logits` and
+    the next L_i rows of `draft_logits`; everything else is one entry for each request.
     """
     count = len(draft_ids)
     prompts, outputs = prompt_ids or [()] * count, output_ids or [()] * count
-    for name, given in (("params", params), ("noise", noise), ("prompt_ids", prompts), ("output_ids", outputs)):
+    for name, given in (
+        ("params", params),
+        ("noise", noise),
+        ("prompt_ids", prompts),
+        ("output_ids", outputs),
+    ):
         if len(given) != count:
             raise RequestError(f"{name} has {len(given)} entries for {count} requests")
     return _core.accept_batch(

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from dspark import _core
-from dspark.errors import CapacityError, ConfigError, DSparkError, RequestError
+from dspark.errors import CapacityError, DSparkError, RequestError
 from dspark.result import GenerationResult, StreamPiece
 from dspark.sampling import SamplingParams
 from dspark.serve.engine import EngineThread, Handle, Submission
@@ -23,10 +23,10 @@ Message = Mapping[str, Any]
 
 
 class DSparkDecoder:
-    """Generates text from a target model, speculatively where a draft is given, with the target's own distribution.
+    """Generates text from a target model, speculatively where there is a draft, with the target's own law.
 
-    Make one with `from_pretrained`. It holds one engine on a thread of its own; every method may be called from any
-    thread. Use it as a context manager or call `close`.
+    Make one with `from_pretrained`. It holds one engine on a thread of its own; every method may be
+    called from any thread. Use it as a context manager or call `close`.
     """
 
     def __init__(self, models: Models, options: Options) -> None:
@@ -57,19 +57,20 @@ class DSparkDecoder:
     ) -> Self:
         """Loads a target and, unless `draft` is `None`, a draft for it.
 
-        `target` and `draft` are directories in the Hugging Face layout, names that the package knows, or Hub ids (with the
-        extra `dspark[hub]`). Without a draft the same engine decodes plainly.
+        `target` and `draft` are directories in the Hugging Face layout, names that the package knows, or
+        Hub ids (with the extra `dspark[hub]`). Without a draft the same engine decodes plainly.
 
-        Options: `device` ("auto", "cpu", "cuda"); `dtype` ("auto": the checkpoint's, "float32", "float16", "bfloat16",
-        "float64"); `policy` ("fixed" verifies what was drafted, "threshold" stops before the first confidence below
-        `confidence_threshold`, "throughput" plans with `cost_table`); `calibration` of the confidence head; `block_size`,
-        tokens to draft per round at most; `markov_candidates`, restricts each step of the Markov chain to that many
-        candidates; `acceptance` ("rejection", "block" or "coupled"); `max_batch_size` requests at once; `max_model_len`,
-        the context window; `max_kv_tokens`, positions in the caches over all running requests; `progress` is called with
-        bytes read so far and in all, for each model.
+        Options: `device` ("auto", "cpu", "cuda"); `dtype` ("auto": the checkpoint's, "float32",
+        "float16", "bfloat16", "float64"); `policy` ("fixed" verifies what was drafted, "threshold" stops
+        before the first confidence below `confidence_threshold`, "throughput" plans with `cost_table`);
+        `calibration` of the confidence head; `block_size`, tokens to draft per round at most;
+        `markov_candidates`, restricts each step of the Markov chain to that many candidates; `acceptance`
+        ("rejection", "block" or "coupled"); `max_batch_size` requests at once; `max_model_len`, the
+        context window; `max_kv_tokens`, positions in the caches over all running requests; `progress` is
+        called with bytes read so far and in all, for each model.
 
-        Raises `CheckpointError` for a model that cannot be loaded and `ConfigError` for options that contradict each
-        other or the models.
+        Raises `CheckpointError` for a model that cannot be loaded and `ConfigError` for options that
+        contradict each other or the models.
         """
         options = Options(
             policy=policy,
@@ -83,12 +84,16 @@ class DSparkDecoder:
             max_model_len=max_model_len,
             max_kv_tokens=max_kv_tokens,
         )
-        models = Models.load(target, draft, device=device, dtype=dtype, block_size=block_size, progress=progress)
+        models = Models.load(
+            target, draft, device=device, dtype=dtype, block_size=block_size, progress=progress
+        )
         return cls(models, options)
 
     # A list of ints is one tokenised prompt; a list of anything else is a list of prompts.
     @overload
-    def generate(self, prompts: str, params: SamplingParams | None = None) -> GenerationResult: ...
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str to the type system
+        self, prompts: str, params: SamplingParams | None = None
+    ) -> GenerationResult: ...
     @overload
     def generate(self, prompts: Sequence[int], params: SamplingParams | None = None) -> GenerationResult: ...
     @overload
@@ -104,11 +109,12 @@ class DSparkDecoder:
     ) -> Any:
         """Generates from one prompt (text or token ids) or from a list of them, as one ragged batch.
 
-        One prompt gives one result, a list a list of results in its order; with `n` > 1 each prompt gives a list of n
-        results. `params` may be a list, one for each prompt.
+        One prompt gives one result, a list a list of results in its order; with `n` > 1 each prompt gives
+        a list of n results. `params` may be a list, one for each prompt.
 
-        Alone, a bad prompt or a failure raises (`RequestError`, `CapacityError`, `NumericsError`); in a list it becomes a
-        result with finish_reason "error" and `.error`, and the others go on. Ctrl-C cancels the call's requests.
+        Alone, a bad prompt or a failure raises (`RequestError`, `CapacityError`, `NumericsError`); in a
+        list it becomes a result with finish_reason "error" and `.error`, and the others go on. Ctrl-C
+        cancels the call's requests.
         """
         if _is_one_prompt(prompts):
             if params is not None and not isinstance(params, SamplingParams):
@@ -127,13 +133,17 @@ class DSparkDecoder:
     ) -> Any:
         """Generates the answer to a conversation: `[{"role": "user", "content": "..."}, ...]`.
 
-        The target's chat template renders it, with `tools` and the template's own options (`enable_thinking=False`).
-        Raises `RequestError` without a template or if it refuses the messages.
+        The target's chat template renders it, with `tools` and the template's own options
+        (`enable_thinking=False`). Raises `RequestError` without a template or if it refuses the messages.
         """
         return self.generate(self.render_chat(messages, tools=tools, **template_options), params)
 
     def render_chat(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **template_options: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_options: Any,
     ) -> list[int]:
         """The token ids that `chat` generates from; for `stream` and `astream`."""
         return self._models.require_tokenizer().render_chat(messages, tools=tools, **template_options)
@@ -141,34 +151,34 @@ class DSparkDecoder:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamPiece]:
         """Yields one piece per round: `.text`, `.token_ids`; the last one has `.result`.
 
-        The request starts with the call. Closing or dropping the iterator cancels it. Raises as `generate` does for a
-        prompt alone; `n` must be 1.
+        The request starts with the call. Closing or dropping the iterator cancels it. Raises as
+        `generate` does for a prompt alone; `n` must be 1.
         """
         handle = self._submission(prompt, self._one_sample(params)).start(self._core, streams=True)
         return _raise_failures(handle)
 
-    async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[StreamPiece]:
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncIterator[StreamPiece]:
         """`stream` on an asyncio event loop. Closing the iterator cancels the request."""
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
         handle = self._submission(prompt, self._one_sample(params)).start(
             self._core, streams=True, notify=lambda: loop.call_soon_threadsafe(arrived.set)
         )
-        pieces = handle.pieces_async(arrived)
         try:
-            async for piece in pieces:
+            async for piece in handle.pieces_async(arrived):
                 if piece.result is not None and piece.result.error is not None:
                     raise piece.result.error
                 yield piece
         finally:
             handle.cancel()
-            await pieces.aclose()
 
     def info(self) -> dict[str, Any]:
         """What runs where and why: models, devices, attention, policy, and what is switched off."""
         return {**self._models.info(), **self._options.info(self._models)}
 
     def stats(self) -> dict[str, Any]:
-        """Running counts since the start: requests, tokens, rounds, acceptance, and the time in each phase."""
+        """Running counts since the start: requests, tokens, rounds, acceptance, time in each phase."""
         return dict(self._core.stats())
 
     def close(self) -> None:
@@ -178,7 +188,9 @@ class DSparkDecoder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _generate_one(self, prompt: Any, params: SamplingParams | None) -> Any:
@@ -196,7 +208,10 @@ class DSparkDecoder:
         handles = [outcome for samples in outcomes for outcome in samples if isinstance(outcome, Handle)]
         done = dict(zip(map(id, handles), _collect(handles), strict=True))
         results = [[done.get(id(o), o) for o in samples] for samples in outcomes]
-        return [samples if (p or _DEFAULT).n > 1 else samples[0] for samples, (_, p) in zip(results, requests, strict=True)]
+        return [
+            samples if (p or _DEFAULT).n > 1 else samples[0]
+            for samples, (_, p) in zip(results, requests, strict=True)
+        ]
 
     def _start_or_fail(self, prompt: Any, params: SamplingParams | None) -> list[Handle | GenerationResult]:
         try:
@@ -219,7 +234,9 @@ class DSparkDecoder:
         if len(tokens) > window:
             raise CapacityError(f"the prompt has {len(tokens)} tokens, the context window {window}")
         if params.stop_strings and models.tokenizer is None:
-            raise RequestError("stop strings need the target's tokenizer, and it has none: use stop_token_ids")
+            raise RequestError(
+                "stop strings need the target's tokenizer, and it has none: use stop_token_ids"
+            )
         room = window - len(tokens)
         return Submission(
             prompt=tokens,

@@ -91,7 +91,9 @@ class SamplingParams:
             raise RequestError(f"stop_token_ids must be a list of token ids, not {self.stop_token_ids!r}")
         for token, bias in (self.logit_bias or {}).items():
             if type(token) is not int or token < 0 or not math.isfinite(bias):
-                raise RequestError(f"logit_bias must map token ids to finite numbers, not {token!r} to {bias!r}")
+                raise RequestError(
+                    f"logit_bias must map token ids to finite numbers, not {token!r} to {bias!r}"
+                )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ mod cdf;
 mod gumbel;
 mod kernels;
 mod logprobs;
+mod parallel;
 mod real;
 mod residual;
 mod soft;
@@ -18,6 +19,7 @@ mod workspace;
 use std::borrow::Cow;
 
 pub use logprobs::TokenLogprobs;
+pub(crate) use parallel::LONG;
 pub use workspace::Workspace;
 
 use real::{Real, Shift};
@@ -207,7 +209,7 @@ fn build<'a, F: Real>(
 
 /// The largest logit of a row that something can be drawn from.
 fn largest<F: Real>(logits: &[F]) -> Result<F, BadRow> {
-    let scan = F::scan(logits);
+    let scan = parallel::scan(logits);
     if scan.has_nan {
         Err(BadRow::NaN)
     } else if scan.max == F::INFINITY {

@@ -62,6 +62,10 @@ fn a_string_completed_too_early_does_not_count() {
     assert_eq!(stop.push("aba", false), given("ab", None));
     // Its last a is the first a of the next one.
     assert_eq!(stop.push("ba", true), given("", Some("aba")));
+    // All strings read the byte at which one is completed too early.
+    let mut stop = strings(&["ab", "bc"], false);
+    assert_eq!(stop.push("ab", false), given("a", None));
+    assert_eq!(stop.push("c", true), given("", Some("bc")));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 """Proof, on the user's machine, that a pair decodes losslessly, and how strong the proof is.
 
-`audit_pair` runs it; `reference` is what the engine is compared with, `statistics` the tests, `report` the
-verdict.
+`run.audit_pair` does it all. `reference` is what the engine is compared with; `greedy`, `sampled` and
+`coupled` compare; `checks` and `report` hold what was found.
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dspark.audit.checks import Counts, Difference, GreedyCheck
 from dspark.audit.reference import Reference
-from dspark.audit.report import Counts, Difference, GreedyCheck
 from dspark.result import GenerationResult
 
 Progress = Callable[[str, int, int], None]

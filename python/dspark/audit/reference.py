@@ -29,10 +29,8 @@ class Reference:
         return self._pass(token_ids, "last")[0]
 
     def rows(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
-        """Logits `[len(output), vocabulary]`, float64 on the CPU, that each token of `output` is drawn
-        from."""
-        whole = [*prompt, *output]
-        return self._pass(whole[:-1], "all")[len(prompt) - 1 :]
+        """Logits `[len(output), vocabulary]`, float64 on the CPU, that `output` is drawn from."""
+        return self._pass([*prompt, *output], "all")[len(prompt) - 1 : -1]
 
     def bound(self, row: Tensor) -> float:
         """Gap between two logits of `row` that rounding explains.

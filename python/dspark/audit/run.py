@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from dspark.audit.coupled import check_coupled
 from dspark.audit.greedy import check_greedy
 from dspark.audit.reference import Reference
 from dspark.audit.report import Report
@@ -63,20 +65,24 @@ def audit_pair(
     reference = Reference(models.target)
     runs = list(_sampled_runs(models, options))
     level = FALSE_ALARM / (TESTS_PER_CHECK * len(runs))
-    progress("engine, temperature 0", 0, 1)
-    results, info = _generate(
-        models, options, prompts, plan, Law("temperature 0", temperature=0.0), 1, plan.seed
-    )
-    greedy = check_greedy(results, reference, _faults("temperature 0", results, models, plan), progress)
-    checks = []
+
+    name = "temperature 0"
+    progress(f"engine, {name}", 0, 1)
+    results, info = _generate(models, options, prompts, _params(plan, Law(name, 0.0), 1), plan.seed)
+    greedy = check_greedy(results, reference, _faults(name, results, models, plan), progress)
+
+    sampled, coupled = [], []
     for number, (law, how) in enumerate(runs, 1):
         progress(f"engine, {law.name}", 0, 1)
-        seed = plan.seed + number * len(prompts)
-        results, _ = _generate(models, how, prompts, plan, law, plan.samples, seed)
+        params = _params(plan, law, plan.samples)
+        results, _ = _generate(models, how, prompts, params, plan.seed + number * len(prompts))
         faults = _faults(law.name, results, models, plan)
         generator = np.random.default_rng([plan.seed, number])
-        checks.append(check_sampled(results, reference, law, faults, level, generator, progress))
-    return Report(info=info, greedy=greedy, sampled=tuple(checks))
+        sampled.append(check_sampled(results, reference, law, faults, level, generator, progress))
+        if options.acceptance == "coupled":
+            text = f"{law.name}, coupled text"
+            coupled.append(check_coupled(text, results, plan.samples, params, reference, progress))
+    return Report(info, greedy, tuple(sampled), tuple(coupled))
 
 
 def _sampled_runs(models: Models, options: Options) -> Iterator[tuple[Law, Options]]:
@@ -89,13 +95,9 @@ def _sampled_runs(models: Models, options: Options) -> Iterator[tuple[Law, Optio
     yield Law("temperature 0.8, top-p 0.9", 0.8, 0.9), options
 
 
-def _generate(
-    models: Models, options: Options, prompts: Sequence[Prompt], plan: Plan, law: Law, samples: int, seed: int
-) -> tuple[list[GenerationResult], dict[str, object]]:
-    # Nothing is left to the target's generation_config.json. Each prompt has a seed of its own: one seed
-    # for all would give them the same noise, and the tests take the tokens of different sequences to be
-    # independent.
-    neutral = SamplingParams(
+def _params(plan: Plan, law: Law, samples: int) -> SamplingParams:
+    # Nothing is left to the target's generation_config.json.
+    return SamplingParams(
         max_tokens=plan.tokens,
         temperature=law.temperature,
         top_p=law.top_p,
@@ -104,9 +106,16 @@ def _generate(
         repetition_penalty=1.0,
         n=samples,
     )
-    params = [replace(neutral, seed=seed + i) for i in range(len(prompts))]
+
+
+def _generate(
+    models: Models, options: Options, prompts: Sequence[Prompt], params: SamplingParams, seed: int
+) -> tuple[list[GenerationResult], dict[str, Any]]:
+    # Each prompt has a seed of its own: one seed for all would give them the same noise, and the tests take
+    # the tokens of different sequences to be independent.
+    each = [replace(params, seed=seed + i) for i in range(len(prompts))]
     with DSparkDecoder(models, options) as decoder:
-        outcomes = decoder.generate(list(prompts), params)
+        outcomes = decoder.generate(list(prompts), each)
         info = decoder.info()
     results: list[GenerationResult] = []
     for outcome in outcomes:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dspark.audit import statistics as st
+from dspark.audit.checks import Counts, Planted, SampledCheck, Test
 from dspark.audit.reference import Reference, law
-from dspark.audit.report import Counts, Planted, SampledCheck, Test
 from dspark.result import GenerationResult
 
 Progress = Callable[[str, int, int], None]

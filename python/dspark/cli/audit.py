@@ -15,7 +15,8 @@ from dspark.cli.options import add_pair_options, decoder_options, load_models
 from dspark.cli.show import Progress, print_json, table
 
 if TYPE_CHECKING:
-    from dspark.audit.report import Counts, GreedyCheck, Report, SampledCheck
+    from dspark.audit.checks import Counts, GreedyCheck, SampledCheck
+    from dspark.audit.report import Report
     from dspark.decoder import Prompt
     from dspark.serve.models import Models
 

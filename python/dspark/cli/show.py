@@ -73,16 +73,17 @@ def _finite(value: Any) -> Any:
 
 
 def print_stream(pieces: Iterable[StreamPiece], shown: list[str] | None = None) -> GenerationResult:
-    """Writes a stream as it comes and returns its result; what was written also goes to `shown`."""
+    """Writes a stream as it comes and returns its result; what was written is added to `shown`."""
+    shown = [] if shown is None else shown
     try:
         for piece in pieces:
             write_text(piece.text)
-            if shown is not None:
-                shown.append(piece.text)
+            shown.append(piece.text)
             if piece.result is not None:
                 return piece.result
     finally:
-        write_text("\n")
+        if shown:
+            write_text("\n")
     raise DSparkError("the stream ended without a result")
 
 

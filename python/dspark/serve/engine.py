@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,7 +26,9 @@ class EngineThread:
 
     def __init__(self, core: _core.Engine, runner: Runner, heads: dict[str, Any]) -> None:
         self.core = core
-        self._thread = threading.Thread(target=_serve, args=(core, runner, heads), name="dspark-engine", daemon=True)
+        self._thread = threading.Thread(
+            target=_serve, args=(core, runner, heads), name="dspark-engine", daemon=True
+        )
         self._thread.start()
         # The hook must not keep the models of a decoder alive that was dropped without `close`.
         finalizer = weakref.finalize(self, _stop, core, self._thread)
@@ -68,7 +71,9 @@ class Submission:
     tokenizer: Tokenizer | None
     speculation: str
 
-    def start(self, core: _core.Engine, *, streams: bool = False, notify: Callable[[], Any] | None = None) -> Handle:
+    def start(
+        self, core: _core.Engine, *, streams: bool = False, notify: Callable[[], Any] | None = None
+    ) -> Handle:
         """Submits the request."""
         ticket = core.submit(
             list(self.prompt),
@@ -84,7 +89,11 @@ class Submission:
         return Handle(self, ticket)
 
     def _detokenizer(self) -> TextStream | None:
-        return TextStream(self.tokenizer, self.params.skip_special_tokens) if self.tokenizer is not None else None
+        return (
+            TextStream(self.tokenizer, self.params.skip_special_tokens)
+            if self.tokenizer is not None
+            else None
+        )
 
     def failed(self, error: DSparkError) -> GenerationResult:
         """The result of a request that could not be submitted."""
@@ -193,7 +202,7 @@ class Handle:
 def _timing(finish: dict[str, Any]) -> Timing:
     updates: list[tuple[float, int]] = finish["updates"]
     gaps: list[float] = []
-    for (before, _), (at, tokens) in zip(updates, updates[1:], strict=False):
+    for (before, _), (at, tokens) in pairwise(updates):
         gaps += [(at - before) / tokens] * tokens
     names = ("queue_s", "prefill_s", "draft_s", "verify_s", "sample_s", "total_s")
     return Timing(

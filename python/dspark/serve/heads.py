@@ -10,7 +10,7 @@ from dspark.draft import DSparkDraftModel, GatedMarkovHead, RNNHead, VanillaMark
 
 
 def heads_to_core(draft: DSparkDraftModel) -> dict[str, Any]:
-    """`{"markov": {...}, "confidence": {...}}`, each where the draft has one; see `HeadTensors` in the core."""
+    """`{"markov": {...}, "confidence": {...}}`, each where the draft has one (`HeadTensors` in the core)."""
     heads: dict[str, Any] = {}
     if draft.markov_head is not None:
         heads["markov"] = _markov(draft.markov_head)
@@ -31,9 +31,17 @@ def _markov(head: VanillaMarkov) -> dict[str, Any]:
         "w2": _host(head.markov_w2.weight),
     }
     if isinstance(head, GatedMarkovHead):
-        tensors |= {"kind": "gated", "weight": _host(head.gate_proj.weight), "bias": _host(head.gate_proj.bias)}
+        tensors |= {
+            "kind": "gated",
+            "weight": _host(head.gate_proj.weight),
+            "bias": _host(head.gate_proj.bias),
+        }
     elif isinstance(head, RNNHead):
-        tensors |= {"kind": "rnn", "weight": _host(head.joint_proj.weight), "bias": _host(head.joint_proj.bias)}
+        tensors |= {
+            "kind": "rnn",
+            "weight": _host(head.joint_proj.weight),
+            "bias": _host(head.joint_proj.bias),
+        }
     return tensors
 
 

@@ -61,7 +61,12 @@ class Models:
         if draft_path is not None:
             # The draft computes as the target does: its features and its rows meet the target's.
             draft_model = load_draft(
-                draft_path, target=model, device=where, dtype=model.dtype, block_size=block_size, progress=progress
+                draft_path,
+                target=model,
+                device=where,
+                dtype=model.dtype,
+                block_size=block_size,
+                progress=progress,
             )
         switched_off: list[str] = []
         tokenizer = None
@@ -106,15 +111,18 @@ class Models:
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer; raises `RequestError` if the target has none."""
         if self.tokenizer is None:
-            raise RequestError(f"{self.paths[0]} has no tokenizer.json: only prompts given as token ids can be used")
+            raise RequestError(
+                f"{self.paths[0]} has no tokenizer.json: only prompts given as token ids can be used"
+            )
         return self.tokenizer
 
-    def tokens(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+    def tokens(self, prompt: Any) -> tuple[int, ...]:
         """The prompt's token ids, checked; raises `RequestError`."""
+        tokens: Sequence[int]
         if isinstance(prompt, str):
-            tokens = tuple(self.require_tokenizer().encode(prompt))
+            tokens = self.require_tokenizer().encode(prompt)
         elif isinstance(prompt, Sequence):
-            tokens = tuple(prompt)
+            tokens = prompt
         else:
             raise RequestError(f"a prompt is a string or a list of token ids, not {type(prompt).__name__}")
         if not tokens:
@@ -123,7 +131,7 @@ class Models:
         for position, token in enumerate(tokens):
             if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= token < vocabulary:
                 raise RequestError(
-                    f"prompt token {position} is {token!r}, and the vocabulary has ids from 0 to {vocabulary - 1}"
+                    f"prompt token {position} is {token!r}, outside of the ids from 0 to {vocabulary - 1}"
                 )
         return tuple(map(operator.index, tokens))
 
@@ -161,9 +169,9 @@ def parse_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"device must be \"auto\", \"cpu\" or \"cuda\", not {name!r}") from error
+        raise ConfigError(f'device must be "auto", "cpu" or "cuda", not {name!r}') from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device \"cuda\" was asked for, and torch sees no GPU")
+        raise ConfigError('device "cuda" was asked for, and torch sees no GPU')
     return device
 
 
@@ -172,6 +180,5 @@ def parse_dtype(name: str) -> torch.dtype | str:
     if name == "auto":
         return name
     if name not in DTYPES:
-        raise ConfigError(f"dtype must be \"auto\" or one of {', '.join(DTYPES)}, not {name!r}")
+        raise ConfigError(f'dtype must be "auto" or one of {", ".join(DTYPES)}, not {name!r}')
     return DTYPES[name]
-

@@ -35,7 +35,7 @@ class Options:
         return models.window if self.max_model_len is None else self.max_model_len
 
     def kv_tokens(self, models: Models) -> int:
-        """Positions of all running requests at most; one request of the whole window always fits the default."""
+        """Positions of all running requests at most; by default one request of the whole window fits."""
         return self.max_kv_tokens or max(DEFAULT_KV_TOKENS, 2 * self.window(models))
 
     def engine(self, models: Models) -> _core.Engine:
@@ -45,11 +45,21 @@ class Options:
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
         if self.max_model_len is not None and self.max_model_len > models.window:
-            raise ConfigError(f"max_model_len = {self.max_model_len} is more than the models' window of {models.window}")
+            raise ConfigError(
+                f"max_model_len = {self.max_model_len} is more than the models' window of {models.window}"
+            )
         if self.confidence_threshold is not None and self.policy != "threshold":
-            raise ConfigError(f'confidence_threshold is for policy "threshold", and the policy is "{self.policy}"')
-        if self.policy in ("threshold", "throughput") and models.draft is not None and not models.has_confidence:
-            raise ConfigError(f'policy "{self.policy}" needs a draft with a confidence head, and this one has none')
+            raise ConfigError(
+                f'confidence_threshold is for policy "threshold", and the policy is "{self.policy}"'
+            )
+        if (
+            self.policy in ("threshold", "throughput")
+            and models.draft is not None
+            and not models.has_confidence
+        ):
+            raise ConfigError(
+                f'policy "{self.policy}" needs a draft with a confidence head, and this one has none'
+            )
         return _core.Engine(
             rule=self.acceptance,
             policy=self.policy,

@@ -47,6 +47,7 @@ class Runner:
         cache = self._caches[request]
         for start in range(0, len(prompt), PREFILL_ROWS):
             chunk = prompt[start : start + PREFILL_ROWS]
+            logits: Tensor
             logits, taps = self.target(self._ids(chunk), [(cache, len(chunk))], self.taps, logits="last")
             cache.advance(len(chunk))
             if self.draft_model is not None:

@@ -68,7 +68,7 @@ class _WindowPieces:
     there whether the whole run is valid UTF-8.
     """
 
-    # Tokens of context after which the window moves on even if they show nothing by themselves.
+    # Tokens of context kept while they show nothing by themselves (spaces that a Strip step takes away).
     _CONTEXT = 16
 
     def __init__(self, backend: tokenizers.Tokenizer, byte_runs: bool, byte_level: bool) -> None:
@@ -103,11 +103,11 @@ class _WindowPieces:
         return piece
 
     def _slide(self) -> None:
-        alone = self._decode(self._held)
-        if alone or len(self._shown) + len(self._held) > self._CONTEXT:
-            self._shown, self._before = self._held, alone
+        self._before = self._decode(self._held)
+        if self._before:
+            self._shown = self._held
         else:
-            self._shown += self._held
+            self._shown = (self._shown + self._held)[-self._CONTEXT :]
             self._before = self._decode(self._shown)
         self._held, self._look_at = [], 0
 

@@ -2,8 +2,9 @@
 //! arXiv 2403.10444, algorithm 2).
 
 use super::drafts::Read;
+use super::judged::Judged;
 use super::rejection::{bonus, offered};
-use super::{Judged, NumericsError, ratio};
+use super::{NumericsError, ratio};
 use crate::law::Law;
 use crate::mutant::{self, Mutant};
 

@@ -1,7 +1,8 @@
 //! Keep while equal to the target's own draw (Daliri et al., "Coupling without communication and
 //! drafter-invariant speculative decoding", arXiv 2408.07978).
 
-use super::{Judged, NumericsError};
+use super::NumericsError;
+use super::judged::Judged;
 
 /// The target's token of a row is argmax(log p + Gumbel noise of the position). Drafted tokens are kept
 /// while they equal it; the first that differs is replaced by it.

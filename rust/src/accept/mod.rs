@@ -5,17 +5,18 @@
 mod block;
 mod coupled;
 mod drafts;
+mod judged;
 mod rejection;
 
 pub use crate::law::TokenLogprobs;
 
 use crate::history::History;
 use crate::law::{BadRow, Law, Workspace};
-use crate::mutant::{self, Mutant};
 use crate::noise::RoundNoise;
 use crate::params::SamplingParams;
 use crate::rows::Rows;
-use drafts::{Drafts, Read};
+use drafts::Drafts;
+use judged::Judged;
 
 /// How drafted tokens are judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,7 +90,7 @@ pub enum AcceptError {
 /// at none. Before the call `history` ends with the anchor; after it, with the last accepted token, the
 /// verdict's `token` not included; it is unchanged if the call fails. Rows behind the first rejection are
 /// never read, except by `block`, which needs them all.
-#[allow(clippy::too_many_arguments)]
+#[expect(clippy::too_many_arguments, reason = "a block, its request and its noise, each owned by another")]
 pub fn accept(
     rule: Rule,
     target: Rows<'_>,
@@ -107,12 +108,13 @@ pub fn accept(
             q.len()
         )));
     }
-    judge(rule, target, ids, Drafts::Laws(q), params, history, noise, workspace)
+    let drafts = Drafts::Laws(q);
+    Judged { target, ids, drafts, params, history, noise, workspace, logprobs: Vec::new() }.judge(rule)
 }
 
 /// The same from the draft's logits (at least L rows), whose laws are those of `params` and are built only as
 /// far as they are needed.
-#[allow(clippy::too_many_arguments)]
+#[expect(clippy::too_many_arguments, reason = "a block, its request and its noise, each owned by another")]
 pub fn accept_logits(
     rule: Rule,
     target: Rows<'_>,
@@ -133,107 +135,8 @@ pub fn accept_logits(
             draft.cols()
         )));
     }
-    judge(rule, target, ids, Drafts::Logits(draft), params, history, noise, workspace)
-}
-
-#[allow(clippy::too_many_arguments)]
-fn judge(
-    rule: Rule,
-    target: Rows<'_>,
-    ids: &[u32],
-    drafts: Drafts<'_>,
-    params: &SamplingParams,
-    history: &mut History,
-    noise: &dyn RoundNoise,
-    workspace: &mut Workspace,
-) -> Result<Verdict, AcceptError> {
-    if target.rows() != ids.len() + 1 {
-        return Err(AcceptError::Shape(format!(
-            "{} drafted tokens need {} rows of target logits, found {}",
-            ids.len(),
-            ids.len() + 1,
-            target.rows()
-        )));
-    }
-    if let Some(id) = ids.iter().find(|id| **id as usize >= target.cols()) {
-        return Err(AcceptError::Shape(format!(
-            "drafted token {id} is outside of the vocabulary of {}",
-            target.cols()
-        )));
-    }
-    let before = history.generated();
-    let mut block = Judged { target, ids, drafts, params, history, noise, workspace, logprobs: Vec::new() };
-    let outcome = match rule {
-        Rule::Rejection => rejection::judge(&mut block),
-        Rule::Block => block::judge(&mut block),
-        Rule::Coupled => coupled::judge(&mut block),
-    };
-    match outcome {
-        Ok((accepted, token)) => {
-            let logprobs = block.logprobs;
-            history.rewind(before + accepted);
-            Ok(Verdict { accepted, token, logprobs })
-        }
-        Err(error) => {
-            history.rewind(before);
-            Err(error.into())
-        }
-    }
-}
-
-/// A block under judgement. Rules walk along it: the law of a row is that after the tokens pushed so far.
-struct Judged<'a, 'b> {
-    target: Rows<'a>,
-    ids: &'a [u32],
-    drafts: Drafts<'a>,
-    params: &'a SamplingParams,
-    history: &'b mut History,
-    noise: &'a dyn RoundNoise,
-    workspace: &'b mut Workspace,
-    logprobs: Vec<TokenLogprobs>,
-}
-
-impl<'a> Judged<'a, '_> {
-    /// Number of drafted tokens.
-    fn drafted(&self) -> usize {
-        self.ids.len()
-    }
-
-    /// The target's law of row `k`.
-    fn target_law(&mut self, k: usize) -> Result<Law<'a>, NumericsError> {
-        let greedy;
-        let params = if mutant::on(Mutant::TargetArgmax) {
-            greedy = SamplingParams::greedy();
-            &greedy
-        } else {
-            self.params
-        };
-        let law = Law::new(self.target.row(k), params, self.history, self.workspace);
-        law.map_err(|reason| NumericsError { side: Side::Target, row: k, reason })
-    }
-
-    /// The law that the drafted token `k` was drawn from.
-    fn draft_law(&mut self, k: usize) -> Result<Read<'a>, NumericsError> {
-        self.drafts.law(k, self.params, self.history, self.workspace)
-    }
-
-    /// Notes the log-probabilities of a token kept from row `k`, of law `p`, if the request wants them.
-    fn report(&mut self, k: usize, p: &Law<'_>, token: u32) -> Result<(), NumericsError> {
-        let Some(n) = self.params.logprobs else { return Ok(()) };
-        let reported = if self.params.is_greedy() {
-            // At temperature 0 the law is a point: what is reported is the row before its temperature.
-            let params = self.params.before_temperature();
-            let law = Law::new(self.target.row(k), &params, self.history, self.workspace);
-            let law = law.map_err(|reason| NumericsError { side: Side::Target, row: k, reason })?;
-            let reported = law.logprobs(token, n, self.workspace);
-            self.workspace.recycle(law);
-            reported
-        } else {
-            p.logprobs(token, n, self.workspace)
-        };
-        self.logprobs.push(reported);
-        Ok(())
-    }
+    let drafts = Drafts::Logits(draft);
+    Judged { target, ids, drafts, params, history, noise, workspace, logprobs: Vec::new() }.judge(rule)
 }
 
 /// p / q, where nothing that the target never says is ever accepted.

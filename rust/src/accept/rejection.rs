@@ -1,6 +1,7 @@
 //! Token by token (Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318).
 
-use super::{Judged, NumericsError, ratio};
+use super::judged::Judged;
+use super::{NumericsError, ratio};
 use crate::law::Law;
 use crate::mutant::{self, Mutant};
 

@@ -21,7 +21,8 @@ fn close(found: &[Vec<f64>], expected: &[Vec<f64>]) -> bool {
 fn heads_follow_their_formulas() {
     let d = Draft::new(0);
     let tokens = [3, 0, 7, 7, 11];
-    let along = |f: &mut dyn FnMut(&[f64], &[f64]) -> Vec<f64>| -> Vec<Vec<f64>> {
+    type Latent<'a> = &'a mut dyn FnMut(&[f64], &[f64]) -> Vec<f64>;
+    let along = |f: Latent<'_>| -> Vec<Vec<f64>> {
         let step = |(k, &t): (usize, &u32)| {
             let bias = d.w2.times(&f(d.w1.at(t as usize), d.hidden.at(k)));
             d.base.at(k).iter().zip(bias).map(|(u, b)| u + b).collect()
@@ -199,8 +200,8 @@ fn confidence_reads_the_previous_token_and_cuts_before_the_draw() {
         let params = SamplingParams::default();
         let whole = d.run(&d.confident(), &ALL, Rule::Rejection, &params);
         let path = [&[3], &whole.ids[..GAMMA - 1]].concat();
-        for k in 0..GAMMA {
-            let features = [d.hidden.at(k), d.w1.at(path[k] as usize)].concat();
+        for (k, &previous) in path.iter().enumerate() {
+            let features = [d.hidden.at(k), d.w1.at(previous as usize)].concat();
             let expected = sigma(d.confidence.times(&features)[0] + 0.5);
             assert!((f64::from(whole.confidence[k]) - expected).abs() < 1e-6);
         }

@@ -5,8 +5,11 @@
 //! the weight w. Since -ln u >= 1 - u, a token whose 1 - u exceeds w times the best race so far cannot win.
 //! Only the few that can are looked at in full, by the formula itself: the bound never decides.
 
+use std::ops::Range;
+
 use super::cdf::{BLOCK, Block};
 use super::kernels::{self, GROUP};
+use super::parallel::fold;
 use super::real::Real;
 use super::soft::{Ids, Soft};
 use crate::noise::RoundNoise;
@@ -18,15 +21,19 @@ const SLACK: f64 = 1.0 + 1e-4;
 const FEW: usize = 16;
 
 /// Leader of the race so far.
+#[derive(Clone, Copy)]
 struct Leader {
     score: f64,
     token: u32,
 }
 
 impl Leader {
-    fn challenge(&mut self, score: f64, token: u32) {
+    /// The leader after one more token.
+    fn after(self, score: f64, token: u32) -> Self {
         if score > self.score || (score == self.score && token < self.token) {
-            *self = Leader { score, token };
+            Leader { score, token }
+        } else {
+            self
         }
     }
 
@@ -43,12 +50,24 @@ impl<F: Real> Soft<'_, F> {
         // The most probable token makes a strong first leader.
         let first = F::position(&self.logits, self.shift.max).unwrap_or_default();
         let token = self.id(first);
-        let mut leader = Leader { score: score(first, token), token };
+        let leader = Leader { score: score(first, token), token };
+        let race = |blocks: Range<usize>| self.race(noise, slot, &score, blocks, leader);
+        fold(0..self.blocks(), &race, &|a: Leader, b: Leader| a.after(b.score, b.token)).token
+    }
 
+    /// The leader after the tokens of some blocks.
+    fn race(
+        &self,
+        noise: &dyn RoundNoise,
+        slot: usize,
+        score: &impl Fn(usize, u32) -> f64,
+        blocks: Range<usize>,
+        mut leader: Leader,
+    ) -> Leader {
         let mut weights = [0.0; BLOCK];
         let mut bounds = [0; BLOCK];
         let mut window = [0; BLOCK];
-        for block in 0..self.blocks() {
+        for block in blocks {
             let (ids, run) = self.block(Block(block));
             let (weights, bounds) = (&mut weights[..run.len()], &mut bounds[..run.len()]);
             F::weights(run, self.shift, 1.0, weights);
@@ -67,12 +86,12 @@ impl<F: Real> Soft<'_, F> {
                     if weight > 0.0 && f64::from(bound) <= limit * weight {
                         let index = block * BLOCK + start + i;
                         let token = self.id(index);
-                        leader.challenge(score(index, token), token);
+                        leader = leader.after(score(index, token), token);
                     }
                 }
             }
         }
-        leader.token
+        leader
     }
 }
 

@@ -1,7 +1,10 @@
 //! The residual of two laws, max(factor * p - q, 0): what the target wants and the draft did not offer.
 
+use std::ops::Range;
+
 use super::cdf::{BLOCK, Block, find};
 use super::kernels;
+use super::parallel::fill;
 use super::real::Real;
 use super::soft::{Ids, Soft};
 use super::workspace::Workspace;
@@ -71,9 +74,13 @@ impl<F: Real> Soft<'_, F> {
     /// Sums of the residual by block.
     fn residual_sums(&self, q: &Law<'_>, factor: f64, workspace: &mut Workspace) -> Vec<f64> {
         let mut sums = workspace.take_doubles();
-        let (mut out, mut scratch) = ([0.0; BLOCK], [0.0; BLOCK]);
-        let sum = |i| self.residual_block(q, factor, Block(i), &mut out, &mut scratch);
-        sums.extend((0..self.blocks()).map(sum));
+        sums.resize(self.blocks(), 0.0);
+        fill(&mut sums, 0, &|blocks: Range<usize>, sums: &mut [f64]| {
+            let (mut out, mut scratch) = ([0.0; BLOCK], [0.0; BLOCK]);
+            for (i, sum) in blocks.zip(sums) {
+                *sum = self.residual_block(q, factor, Block(i), &mut out, &mut scratch);
+            }
+        });
         sums
     }
 

@@ -1,8 +1,10 @@
 //! A law with more than one possible token: logits, and the sums of their weights by block.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use super::cdf::{BLOCK, Block, find};
+use super::parallel::fill;
 use super::real::{Real, Shift};
 use super::workspace::Workspace;
 
@@ -37,7 +39,12 @@ impl<'a, F: Real> Soft<'a, F> {
         workspace: &mut Workspace,
     ) -> Self {
         let mut sums = workspace.take_doubles();
-        sums.extend(logits.chunks(BLOCK).map(|run| F::weight_sum(run, shift)));
+        sums.resize(logits.len().div_ceil(BLOCK), 0.0);
+        fill(&mut sums, 0, &|blocks: Range<usize>, sums: &mut [f64]| {
+            for (i, sum) in blocks.zip(sums) {
+                *sum = F::weight_sum(&logits[Block(i).range(logits.len())], shift);
+            }
+        });
         let total = sums.iter().sum();
         Self { logits, ids, shift, sums, total }
     }
@@ -107,28 +114,46 @@ impl<'a, F: Real> Soft<'a, F> {
         self.sums.len()
     }
 
-    /// Probabilities of the tokens of a run.
+    /// Probabilities of the tokens of a run of at most `BLOCK`.
     pub fn probs(&self, tokens: Ids<'_>, out: &mut [f64]) {
+        if let (Ids::From(first), None) = (tokens, &self.ids)
+            && let Some(logits) = self.logits.get(first as usize..first as usize + out.len())
+        {
+            return F::weights(logits, self.shift, self.scale(), out);
+        }
+        let mut logits = [F::NEG_INFINITY; BLOCK];
+        let logits = &mut logits[..out.len()];
+        self.gather(tokens, logits);
+        F::weights(logits, self.shift, self.scale(), out);
+    }
+
+    /// Writes the logits of the tokens that have one; the others keep what is there.
+    fn gather(&self, tokens: Ids<'_>, out: &mut [F]) {
         match (tokens, &self.ids) {
             (Ids::From(first), None) => {
-                // Tokens past the end of the vocabulary have no logit and no probability.
-                let start = (first as usize).min(self.logits.len());
-                let end = (start + out.len()).min(self.logits.len());
-                let (inside, outside) = out.split_at_mut(end - start);
-                F::weights(&self.logits[start..end], self.shift, self.scale(), inside);
-                outside.fill(0.0);
+                let behind = self.logits.iter().skip(first as usize);
+                out.iter_mut().zip(behind).for_each(|(out, logit)| *out = *logit);
+            }
+            (Ids::Listed(tokens), None) => {
+                for (out, &token) in out.iter_mut().zip(tokens) {
+                    *out = self.logits.get(token as usize).copied().unwrap_or(*out);
+                }
             }
             (Ids::From(first), Some(ids)) => {
-                out.fill(0.0);
                 let start = ids.partition_point(|&id| id < first);
                 for (&id, &logit) in ids[start..].iter().zip(&self.logits[start..]) {
                     let Some(out) = out.get_mut((id - first) as usize) else { break };
-                    *out = F::weight(logit, self.shift) * self.scale();
+                    *out = logit;
                 }
             }
-            (Ids::Listed(tokens), _) => {
-                for (out, &token) in out.iter_mut().zip(tokens) {
-                    *out = self.prob(token);
+            (Ids::Listed(tokens), Some(ids)) => {
+                let first = tokens.first().copied().unwrap_or_default();
+                let mut at = ids.partition_point(|&id| id < first);
+                for (out, token) in out.iter_mut().zip(tokens) {
+                    at += ids[at..].iter().take_while(|id| *id < token).count();
+                    if ids.get(at) == Some(token) {
+                        *out = self.logits[at];
+                    }
                 }
             }
         }

@@ -17,6 +17,13 @@ pub(super) enum Budget {
     Share(f64),
 }
 
+/// What a token takes from a budget: one, or its weight.
+#[derive(Clone, Copy)]
+enum Measure {
+    Tokens,
+    Weight,
+}
+
 /// Whether top-k, top-p or min-p is switched on for a row of `len` tokens.
 pub(super) fn truncates(params: &SamplingParams, len: usize) -> bool {
     cuts_tokens(params, len) || params.top_p < 1.0 || params.min_p > 0.0
@@ -88,27 +95,31 @@ pub(super) fn keep_top<F: Real>(
     budget: Budget,
     workspace: &mut Workspace,
 ) -> Vec<u32> {
-    let (floor, budget, measure): (f64, f64, fn(F, Shift<F>) -> f64) = match budget {
+    let (floor, measure, budget) = match budget {
         Budget::Tokens(count) => {
-            let floor = floor_of_count(logits, shift, count, workspace);
-            (floor, count as f64, |_, _| 1.0)
+            (floor_of_count(logits, shift, count, workspace), Measure::Tokens, count as f64)
         }
         Budget::Share(share) => {
             let total: f64 = logits.chunks(BLOCK).map(|run| F::weight_sum(run, shift)).sum();
             // All tokens below this floor together weigh less than what may be left out.
             let left_out = (1.0 - share) * total;
             let floor = (left_out / logits.len() as f64).ln() - SLACK;
-            (floor, share * total, F::weight)
+            (floor, Measure::Weight, share * total)
         }
     };
     let mut kept = at_least(logits, shift, floor, workspace);
-    let last = last_within(logits, shift, &kept, budget, measure, workspace);
-    if let Some((least, last)) = last {
-        kept.retain(|&i| {
-            let logit = logits[i as usize];
-            logit > least || (logit == least && i <= last)
-        });
+    let mut among = F::take(workspace);
+    among.extend(kept.iter().map(|&i| logits[i as usize]));
+    if let Some(last) = last_within(&among, shift, measure, budget, workspace) {
+        let least = among[last];
+        let mut n = 0;
+        for (place, &logit) in among.iter().enumerate() {
+            kept[n] = kept[place];
+            n += usize::from(logit > least || (logit == least && place <= last));
+        }
+        kept.truncate(n);
     }
+    F::pool(workspace).push(among);
     kept
 }
 
@@ -141,11 +152,13 @@ fn at_least<F: Real>(logits: &[F], shift: Shift<F>, floor: f64, workspace: &mut 
         if max.log_weight(shift) < floor {
             continue;
         }
-        for (i, x) in run.iter().enumerate() {
-            if x.log_weight(shift) >= floor && *x > F::NEG_INFINITY {
-                found.push((group * GROUP + i) as u32);
-            }
+        // Without branches: whether a logit is found is anyone's guess.
+        let (mut hits, mut n) = ([0; GROUP], 0);
+        for (x, i) in run.iter().zip((group * GROUP) as u32..) {
+            hits[n] = i;
+            n += usize::from(x.log_weight(shift) >= floor && *x > F::NEG_INFINITY);
         }
+        found.extend_from_slice(&hits[..n]);
     }
     F::pool(workspace).push(maxima);
     found
@@ -159,22 +172,27 @@ fn bucket(log_weight: f64) -> usize {
     ((-log_weight * PER_NAT) as usize).min(BUCKETS - 1)
 }
 
-/// The last of the `candidates` to stay, logit and index; none if all stay.
+/// The place of the last of some logits to stay; none if all stay.
 ///
 /// The bucket in which the budget runs out is found first, so that it alone needs to be sorted.
 fn last_within<F: Real>(
-    logits: &[F],
+    among: &[F],
     shift: Shift<F>,
-    candidates: &[u32],
+    measure: Measure,
     budget: f64,
-    measure: impl Fn(F, Shift<F>) -> f64,
     workspace: &mut Workspace,
-) -> Option<(F, u32)> {
+) -> Option<usize> {
+    let bucket = |logit: F| bucket(logit.log_weight(shift));
     let mut buckets = workspace.take_doubles();
     buckets.resize(BUCKETS, 0.0);
-    for &i in candidates {
-        let logit = logits[i as usize];
-        buckets[bucket(logit.log_weight(shift))] += measure(logit, shift);
+    let mut measured = [1.0; BLOCK];
+    for run in among.chunks(BLOCK) {
+        if let Measure::Weight = measure {
+            F::weights(run, shift, 1.0, &mut measured[..run.len()]);
+        }
+        for (&logit, measured) in run.iter().zip(&measured) {
+            buckets[bucket(logit)] += measured;
+        }
     }
     let mut ahead = 0.0;
     let border = buckets.iter().position(|&sum| {
@@ -187,18 +205,20 @@ fn last_within<F: Real>(
     workspace.doubles.push(buckets);
     let border = border?;
 
-    let at_border = |i: &u32| bucket(logits[*i as usize].log_weight(shift)) == border;
     let mut order = workspace.take_ids();
-    order.extend(candidates.iter().copied().filter(at_border));
+    order.extend((0..among.len() as u32).filter(|&i| bucket(among[i as usize]) == border));
     // Stable, in ascending index to begin with, and the two zeros are equal.
-    let logit = |i: &u32| logits[*i as usize];
+    let logit = |i: &u32| among[*i as usize];
     order.sort_by(|a, b| logit(b).partial_cmp(&logit(a)).unwrap_or(Ordering::Equal));
     let within = order.iter().position(|i| {
-        ahead += measure(logit(i), shift);
+        ahead += match measure {
+            Measure::Tokens => 1.0,
+            Measure::Weight => F::weight(logit(i), shift),
+        };
         ahead >= budget
     });
     // A sum in another order may fall short of the bucket's by a rounding error.
-    let last = within.map_or(order.last(), |n| order.get(n)).copied();
+    let last = within.map_or(order.last(), |n| order.get(n)).map(|&i| i as usize);
     workspace.ids.push(order);
-    last.map(|i| (logits[i as usize], i))
+    last
 }

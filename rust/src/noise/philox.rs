@@ -7,9 +7,6 @@ const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: u32 = 10;
 
-/// Counters encrypted side by side.
-const LANES: usize = 16;
-
 /// The block of random bits that belongs to `counter` under `key`.
 #[inline(always)]
 pub fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
@@ -30,21 +27,17 @@ fn widening(a: u32, b: u32) -> (u32, u32) {
 
 /// Words 0 and 2 of the blocks of neighbouring counters, interleaved: `out[2 j]` and `out[2 j + 1]` are
 /// words 0 and 2 of the counter `[c0, first + j, c2, c3]`.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512bw+avx512vl", "x86_64+avx2"))]
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub fn even_words(counter: [u32; 4], key: [u32; 2], out: &mut [u32]) {
     let [c0, first, c2, c3] = counter;
-    let mut start = first;
-    for group in out.chunks_mut(2 * LANES) {
-        let mut lanes = [[0u32; LANES]; 2];
-        for j in 0..LANES {
-            let block = philox([c0, start.wrapping_add(j as u32), c2, c3], key);
-            lanes[0][j] = block[0];
-            lanes[1][j] = block[2];
-        }
-        for (j, word) in group.iter_mut().enumerate() {
-            *word = lanes[j % 2][j / 2];
-        }
-        start = start.wrapping_add(LANES as u32);
+    let (pairs, rest) = out.as_chunks_mut::<2>();
+    for (pair, j) in pairs.iter_mut().zip(0u32..) {
+        let block = philox([c0, first.wrapping_add(j), c2, c3], key);
+        *pair = [block[0], block[2]];
+    }
+    if let [last] = rest {
+        let block = philox([c0, first.wrapping_add(pairs.len() as u32), c2, c3], key);
+        *last = block[0];
     }
 }
 

@@ -203,6 +203,7 @@ pub fn draft_chain(
     let heads = HeadTensors::from_py(heads)?;
     let mut history = History::new(&[]);
     output_ids.into_iter().for_each(|token| history.push(token));
+    check_heads(&heads.view(), base.rows(), hidden.as_ref().map(Tensor::rows))?;
     let chain = py.detach(|| {
         let settings =
             ChainSettings { limit: limit.unwrap_or(base.len()), threshold, candidates, temperatures: None };
@@ -220,4 +221,27 @@ pub fn draft_chain(
         )
     });
     Ok((chain.ids, chain.confidence))
+}
+
+/// The biased logits [tokens, V] of a chain that drew `tokens[1..]` behind the anchor `tokens[0]`; arguments as in
+/// `draft_chain`.
+#[pyfunction]
+pub fn step_logits(
+    tokens: Vec<u32>,
+    base_logits: &Bound<'_, PyAny>,
+    hidden: &Bound<'_, PyAny>,
+    heads: &Bound<'_, PyDict>,
+) -> PyResult<Vec<Vec<f64>>> {
+    let base = Tensor::from_py(base_logits, "base_logits")?;
+    let hidden = (!hidden.is_none()).then(|| Tensor::from_py(hidden, "hidden")).transpose()?;
+    let heads = HeadTensors::from_py(heads)?;
+    let (rows, heads) = (hidden.as_ref().map(Tensor::rows), heads.view());
+    check_heads(&heads, base.rows(), rows)?;
+    Ok(chain::step_logits(&tokens, base.rows(), rows, &heads))
+}
+
+fn check_heads(heads: &chain::Heads<'_>, base: Rows<'_>, hidden: Option<Rows<'_>>) -> PyResult<()> {
+    heads
+        .check(base.cols(), hidden.map(|hidden| hidden.cols()))
+        .map_err(|e| RequestError::new_err(e.to_string()))
 }

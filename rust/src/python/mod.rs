@@ -17,7 +17,7 @@ mod _core {
     #[pymodule_export]
     use super::decide::{PyNoise, PyUniforms};
     #[pymodule_export]
-    use super::decide::{accept_batch, draft_chain};
+    use super::decide::{accept_batch, draft_chain, step_logits};
     #[pymodule_export]
     use super::engine::PyEngine;
     #[pymodule_export]

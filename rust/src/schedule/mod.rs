@@ -14,6 +14,6 @@ pub mod policy;
 pub mod threshold;
 
 pub use cost::{CostError, CostTable};
-pub use plan::{DelayedSearch, Draft, Foresight, PlanError, Survivals};
+pub use plan::{DelayedSearch, Draft, Foresight, PlanError, Survivals, causal, fixed, global};
 pub use policy::{Planner, Policy};
 pub use threshold::threshold_prefix;

@@ -126,7 +126,7 @@ fn every_combination_is_what_the_book_says() {
 fn transformers_says_the_same() {
     let row = [2.0, -1.0, 0.5, 1.5, -0.25, 3.0, 0.0, 2.5];
     let mut history = History::new(&[1, 5]);
-    [7, 7, 2].map(|token| history.push(token));
+    [7, 7, 2].into_iter().for_each(|token| history.push(token));
     let default = SamplingParams::default;
     let cases = [
         (
@@ -230,7 +230,7 @@ fn tiny_temperatures_do_not_overflow() {
 fn penalties_look_at_candidates_only_and_candidates_keep_their_ids() {
     let mut workspace = Workspace::default();
     let mut history = History::new(&[900]);
-    [3, 70, 70].map(|token| history.push(token));
+    [3, 70, 70].into_iter().for_each(|token| history.push(token));
     let params = SamplingParams {
         repetition_penalty: 2.0,
         frequency_penalty: 0.5,

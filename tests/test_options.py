@@ -1,0 +1,187 @@
+"""Options of a decoder and parameters of a request: what is accepted, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_pair import write_draft, write_target
+
+from dspark import CheckpointError, ConfigError, DSparkDecoder, RequestError, SamplingParams
+from dspark.core import Calibration, CostTable
+from dspark.pretrained import resolve
+
+Decoders = Callable[..., DSparkDecoder]
+PROMPT = "def read(self, size):\n"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("policy must be", {"policy": "adaptive"}),
+    ("acceptance must be", {"acceptance": "typical"}),
+    ("needs a confidence_threshold between 0 and 1", {"policy": "threshold"}),
+    ("needs a confidence_threshold between 0 and 1", {"policy": "threshold", "confidence_threshold": 1.5}),
+    ('for policy "threshold"', {"confidence_threshold": 0.5}),
+    ("needs a cost table", {"policy": "throughput"}),
+    ("out of range", {"block_size": 9}),
+    ("block_size", {"block_size": 0}),
+    ("markov_candidates must be", {"markov_candidates": 0}),
+    ("max_batch_size must be", {"max_batch_size": -1}),
+    ("more than the models' window of 2048", {"max_model_len": 4096}),
+    ("device must be", {"device": "gpu9"}),
+    ("dtype must be", {"dtype": "int8"}),
+    ("positions", {"calibration": Calibration([1.0] * 3, 3)}),
+]
+
+
+@pytest.mark.parametrize(("message", "options"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refused(message: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DSparkDecoder.from_pretrained("tiny", "tiny-draft", **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_cuda_without_a_gpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no GPU"):
+        DSparkDecoder.from_pretrained("tiny", device="cuda")
+
+
+def test_unknown_models_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="tiny"):
+        DSparkDecoder.from_pretrained("no-such-model")
+
+
+def test_a_request_that_can_never_fit_the_cache(decoders: Decoders) -> None:
+    decoder = decoders(max_kv_tokens=64)
+    results = decoder.generate(
+        [PROMPT, PROMPT], [SamplingParams(max_tokens=100), GREEDY.__class__(max_tokens=9)]
+    )
+    assert results[0].finish_reason == "error" and "max_kv_tokens = 64" in str(results[0].error)
+    assert len(results[1].token_ids) == 9
+
+
+def test_throughput_follows_its_table(decoders: Decoders) -> None:
+    whole = decoders().generate(PROMPT, GREEDY)
+    flat = decoders(policy="throughput", cost_table=CostTable([(1, 0.01)])).generate(PROMPT, GREEDY)
+    steep = decoders(policy="throughput", cost_table=CostTable([(1, 0.01), (2, 1.0)])).generate(
+        PROMPT, GREEDY
+    )
+    assert flat.token_ids == steep.token_ids == whole.token_ids
+    assert all(r.verified == r.drafted for r in flat.rounds)
+    assert all(r.verified == 0 for r in steep.rounds) and steep.acceptance_length == 1.0
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "block", "coupled"])
+def test_throughput_in_a_sampled_batch(decoders: Decoders, acceptance: str) -> None:
+    table = CostTable([(n, 0.01 + 0.001 * n) for n in range(1, 64)])
+    decoder = decoders(policy="throughput", cost_table=table, acceptance=acceptance)
+    params = [SamplingParams(temperature=1.0, max_tokens=30 + i, seed=i) for i in range(6)]
+    results = decoder.generate([PROMPT] * 6, params)
+    assert [len(r.token_ids) for r in results] == [30 + i for i in range(6)]
+    verified = {r.verified for result in results for r in result.rounds}
+    assert len(verified) > 2, "the table has a say"
+
+
+def test_calibration_changes_confidences_and_nothing_else(decoders: Decoders) -> None:
+    raw = decoders().generate(PROMPT, GREEDY)
+    scaled = decoders(calibration=Calibration([2.0] * 7, 7)).generate(PROMPT, GREEDY)
+    assert scaled.token_ids == raw.token_ids
+    for c, d in zip(raw.rounds[0].confidence, scaled.rounds[0].confidence, strict=True):
+        odds = (c / (1 - c)) ** 0.5
+        assert d == pytest.approx(odds / (1 + odds), abs=1e-5)
+
+
+def test_a_draft_trained_wider_than_it_is_served(tmp_path: Path) -> None:
+    """Trained at 16, served at 7: 1 and 3 are prefixes of the 7, 9 runs 9, 20 is refused."""
+    shutil.copytree(resolve("tiny-draft", "draft"), tmp_path / "draft")
+    path = tmp_path / "draft" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "training_block_size": 16}))
+    rounds = {}
+    for block_size in (1, 3, 7, 9):
+        with DSparkDecoder.from_pretrained("tiny", tmp_path / "draft", block_size=block_size) as decoder:
+            result = decoder.generate(PROMPT, GREEDY)
+            rounds[block_size] = result.rounds
+            assert max(r.drafted for r in result.rounds) == block_size
+    first = rounds[7][0].confidence
+    for block_size in (1, 3):
+        assert rounds[block_size][0].confidence == pytest.approx(first[:block_size], abs=1e-5)
+    with pytest.raises(ConfigError, match="1 to 16"):
+        DSparkDecoder.from_pretrained("tiny", tmp_path / "draft", block_size=20)
+
+
+def test_a_draft_without_a_confidence_head_has_no_cut(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", 7)
+    draft = write_draft(tmp_path / "draft", 7, confidence=False)
+    with pytest.raises(ConfigError, match="confidence head"):
+        DSparkDecoder.from_pretrained(target, draft, policy="threshold", confidence_threshold=0.5)
+    with DSparkDecoder.from_pretrained(target, draft) as decoder:
+        result = decoder.generate([1], SamplingParams(max_tokens=20, seed=1))
+        assert all(r.confidence == () for r in result.rounds) and result.rounds[0].drafted == 4
+
+
+def test_a_draft_for_another_target_is_refused(tmp_path: Path) -> None:
+    draft = write_draft(tmp_path / "draft", 7)
+    with pytest.raises(ConfigError, match="vocab_size is 7 here, 512 there"):
+        DSparkDecoder.from_pretrained("tiny", draft, dtype="float32")
+
+
+def test_info_says_what_runs(decoders: Decoders) -> None:
+    info = decoders().info()
+    assert info["device"] == "cpu" and info["dtype"] == "float32" and info["speculation"] == "on"
+    assert info["policy"] == "fixed" and info["block_size"] == 7 and info["max_model_len"] == 2048
+    assert decoders(draft=None).info()["policy"] == "none: no draft"
+    json.dumps(info)
+
+
+BAD_PARAMS: list[dict[str, Any]] = [
+    {"temperature": -0.1},
+    {"temperature": float("nan")},
+    {"temperature": "hot"},
+    {"top_p": 0.0},
+    {"top_p": 1.1},
+    {"top_k": -2},
+    {"top_k": 1.5},
+    {"min_p": 2},
+    {"repetition_penalty": 0.0},
+    {"presence_penalty": 3.0},
+    {"frequency_penalty": float("inf")},
+    {"max_tokens": -1},
+    {"max_tokens": True},
+    {"min_tokens": 5, "max_tokens": 4},
+    {"seed": -1},
+    {"seed": 2**64},
+    {"stop": [""]},
+    {"stop": [3]},
+    {"stop_token_ids": ["a"]},
+    {"logit_bias": {"a": 1.0}},
+    {"logit_bias": {3: float("inf")}},
+    {"logprobs": -1},
+    {"n": 0},
+    {"timeout": -1.0},
+]
+
+
+@pytest.mark.parametrize("params", BAD_PARAMS, ids=str)
+def test_bad_parameters_are_refused_by_name(params: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=next(iter(params))):
+        SamplingParams(**params)
+
+
+@pytest.mark.parametrize(
+    "name", ["bad_words", "prompt_logprobs", "lora_request", "structured_outputs", "multi_modal_data"]
+)
+def test_what_others_support_and_we_do_not(name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name} is not supported"):
+        SamplingParams(**{name: 1})  # type: ignore[arg-type]
+
+
+def test_defaults() -> None:
+    filled = SamplingParams(top_k=5).with_defaults({"temperature": 0.6, "top_k": 20, "top_p": 0.95})
+    assert (filled.temperature, filled.top_k, filled.top_p, filled.min_p) == (0.6, 5, 0.95, 0.0)
+    assert SamplingParams().with_defaults({"do_sample": False, "temperature": 0.6}).temperature == 0.0
+    assert SamplingParams(temperature=0.9).with_defaults({"do_sample": False}).temperature == 0.9
+    assert SamplingParams(seed=2**64 - 1).seed == 2**64 - 1
