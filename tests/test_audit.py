@@ -261,9 +261,9 @@ def test_the_audit_overrides_the_generation_config(models):
     assert penalised.token_ids != plain.token_ids  # so the config does matter
 
 
-@pytest.mark.parametrize("plan", [{"tokens": 0}, {"samples": -1}])
-def test_a_plan_without_work_is_refused(plan):
-    with pytest.raises(RequestError, match="at least 1"):
+@pytest.mark.parametrize("plan", [{"tokens": 0}, {"samples": -1}, {"seed": -1}, {"seed": 1 << 63}])
+def test_a_plan_out_of_range_is_refused(plan):
+    with pytest.raises(RequestError, match=f"{next(iter(plan))} must be"):
         Plan(**plan)
 
 

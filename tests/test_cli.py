@@ -213,6 +213,25 @@ def test_demo_prints_a_text_and_a_table(capsys, monkeypatch):
     assert "target alone" in out and "medians of 1 runs of 256 tokens" in out
 
 
+def test_progress_is_a_line_that_goes_away(monkeypatch):
+    terminal = type("Terminal", (io.StringIO,), {"isatty": lambda self: True})()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = show.Progress()
+    progress.loading(5, 10)
+    progress("done", 0, 1)
+    progress.clear()
+    assert terminal.getvalue() == (
+        "\rdspark: loading  50%\rdspark: loading  50%\rdspark: done        \rdspark: done\r            \r"
+    )
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
+    progress = show.Progress()
+    for done in range(3):
+        progress("reference", done, 3)
+    progress.clear()
+    assert file.getvalue() == "dspark: reference\n"
+
+
 def test_infinities_become_null(capsys):
     show.print_json({"logprobs": [{"1": float("-inf"), "2": -0.5}], "more": (float("nan"), True)})
     assert json.loads(capsys.readouterr().out) == {"logprobs": [{"1": None, "2": -0.5}], "more": [None, True]}

@@ -251,7 +251,7 @@ def test_a_borrowing_draft_needs_a_target_that_fits(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             load_draft(path, target=other)
     single = load_target(write_target(tmp_path / "single", "llama"), dtype=torch.float32)
-    with pytest.raises(ConfigError, match="dtype is torch.float64 here, torch.float32 there"):
+    with pytest.raises(ConfigError, match=r"dtype is torch.float64 here, torch.float32 there"):
         load_draft(path, target=single)
     deep = write_checkpoint(
         tmp_path / "deep",

@@ -115,7 +115,7 @@ def test_a_missing_confidence_with_markov_means_what_the_packaging_means(read: R
 @PACKAGINGS
 def test_a_confidence_head_without_its_weight_is_refused(own: bool, read: Read) -> None:
     with pytest.raises(
-        CheckpointError, match="enable_confidence_head is true, but tensor confidence_head.proj"
+        CheckpointError, match=r"enable_confidence_head is true, but tensor confidence_head.proj"
     ):
         read(both(own)(), draft_tensors(own=own, confidence=None))
     with pytest.raises(CheckpointError, match="enable_confidence_head is missing, but"):

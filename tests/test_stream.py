@@ -131,6 +131,11 @@ def test_leaving_an_async_stream_cancels(decoders: Decoders) -> None:
     assert idle(decoder)
 
 
+def test_a_stream_outlives_the_name_of_its_decoder() -> None:
+    pieces = list(DSparkDecoder.from_pretrained("tiny", "tiny-draft").stream(PROMPT, greedy()))
+    assert pieces[-1].result is not None and pieces[-1].result.finish_reason == "length"
+
+
 def test_closing_the_decoder_ends_a_stream() -> None:
     decoder = DSparkDecoder.from_pretrained("tiny", "tiny-draft")
     pieces: list[Any] = []

@@ -84,7 +84,7 @@ def test_the_tokenizers_own_rule_holds_where_the_settings_say_nothing(checkpoint
         single="<|mask|> $A", special_tokens=[("<|mask|>", 1)]
     )
     backend.enable_truncation(4)
-    backend.enable_padding(length=9)
+    backend.enable_padding(length=99)
     backend.save(str(checkpoint / "tokenizer.json"))
     tokenizer = Tokenizer.from_directory(checkpoint)
     ids = tokenizer.encode("a long enough prompt")

@@ -63,6 +63,8 @@ class Engine:
 
     def __new__(
         cls,
+        runner: Any,
+        heads: dict[str, Any],
         *,
         rule: str,
         policy: str,
@@ -75,7 +77,7 @@ class Engine:
         markov_candidates: int | None = None,
         calibration: Calibration | None = None,
     ) -> Engine: ...
-    def run(self, runner: Any, heads: dict[str, Any]) -> None: ...
+    def run(self) -> None: ...
     def submit(
         self,
         prompt: Sequence[int],

@@ -32,8 +32,7 @@ class DSparkDecoder:
     def __init__(self, models: Models, options: Options) -> None:
         self._models = models
         self._options = options
-        self._core = options.engine(models)
-        self._engine = EngineThread(self._core, models.runner(), models.heads())
+        self._engine = EngineThread(options.engine(models))
 
     @classmethod
     def from_pretrained(
@@ -154,7 +153,7 @@ class DSparkDecoder:
         The request starts with the call. Closing or dropping the iterator cancels it. Raises as
         `generate` does for a prompt alone; `n` must be 1.
         """
-        handle = self._submission(prompt, self._one_sample(params)).start(self._core, streams=True)
+        handle = self._submission(prompt, self._one_sample(params)).start(self._engine, streams=True)
         return _raise_failures(handle)
 
     async def astream(
@@ -163,7 +162,7 @@ class DSparkDecoder:
         """`stream` on an asyncio event loop. Closing the iterator cancels the request."""
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
         handle = self._submission(prompt, self._one_sample(params)).start(
-            self._core, streams=True, notify=lambda: loop.call_soon_threadsafe(arrived.set)
+            self._engine, streams=True, notify=lambda: loop.call_soon_threadsafe(arrived.set)
         )
         try:
             async for piece in handle.pieces_async(arrived):
@@ -179,7 +178,7 @@ class DSparkDecoder:
 
     def stats(self) -> dict[str, Any]:
         """Running counts since the start: requests, tokens, rounds, acceptance, time in each phase."""
-        return dict(self._core.stats())
+        return dict(self._engine.core.stats())
 
     def close(self) -> None:
         """Ends the engine; requests that run are aborted. Calling it twice is harmless."""
@@ -195,7 +194,7 @@ class DSparkDecoder:
 
     def _generate_one(self, prompt: Any, params: SamplingParams | None) -> Any:
         samples = self._submissions(prompt, params)
-        results = _collect([sample.start(self._core) for sample in samples])
+        results = _collect([sample.start(self._engine) for sample in samples])
         for result in results:
             if result.error is not None:
                 raise result.error
@@ -215,7 +214,7 @@ class DSparkDecoder:
 
     def _start_or_fail(self, prompt: Any, params: SamplingParams | None) -> list[Handle | GenerationResult]:
         try:
-            return [sample.start(self._core) for sample in self._submissions(prompt, params)]
+            return [sample.start(self._engine) for sample in self._submissions(prompt, params)]
         except DSparkError as error:
             bad = Submission((), _DEFAULT, 0, 0, 0, (), None, self._models.speculation)
             return [bad.failed(error) for _ in range((params or _DEFAULT).n)]

@@ -1,6 +1,6 @@
 //! Known bugs of speculative decoding, planted so that tests can prove that they would be caught.
 //!
-//! Without the feature `mutants` nothing can be planted: [`on`] is the constant `false`, and the
+//! Without the feature `mutants` nothing can be planted: `on` is the constant `false`, and the
 //! branches that ask it are compiled away.
 
 /// One bug that others have shipped.
@@ -62,7 +62,8 @@ mod planted {
         PLANTED.get() == Some(mutant)
     }
 
-    /// Plants a bug on this thread until the guard is dropped.
+    /// Plants a bug on this thread until the guard is dropped. Work that is handed to other threads, such as
+    /// batches and rows of large vocabularies, stays clean.
     pub fn plant(mutant: Mutant) -> Planted {
         Planted { before: PLANTED.replace(Some(mutant)) }
     }

@@ -53,8 +53,7 @@ impl Noise {
         // One block serves two neighbouring tokens.
         let block = self.block(position, token >> 1, Purpose::Gumbel);
         let pair = if token & 1 == 0 { wide(block[0], block[1]) } else { wide(block[2], block[3]) };
-        let u = ((pair >> 12) as f64 + 0.5) * 2f64.powi(-52);
-        -(-u.ln()).ln()
+        standard_gumbel(pair)
     }
 
     /// The 32 leading bits of the u behind [`Noise::gumbel`] for tokens `first`, `first + 1`, ...;
@@ -64,6 +63,12 @@ impl Noise {
         let counter = [position, first >> 1, Purpose::Gumbel as u32, self.sample];
         even_words(counter, self.key(), out);
     }
+}
+
+/// Standard Gumbel noise of 64 random bits, of which the 52 leading ones count.
+fn standard_gumbel(bits: u64) -> f64 {
+    let u = ((bits >> 12) as f64 + 0.5) * 2f64.powi(-52);
+    -(-u.ln()).ln()
 }
 
 fn wide(high: u32, low: u32) -> u64 {
@@ -231,6 +236,13 @@ mod tests {
         let expected = std::f64::consts::PI.powi(2) / 6.0;
         close(mean, 0.577_215_664_901_532_9, expected.sqrt());
         close(variance, expected, expected * (2.0f64 + 2.4).sqrt());
+    }
+
+    #[test]
+    fn gumbel_noise_reaches_neither_end() {
+        let (low, high) = (standard_gumbel(0), standard_gumbel(u64::MAX));
+        assert!((low + (53.0 * std::f64::consts::LN_2).ln()).abs() < 1e-12);
+        assert!((high - 53.0 * std::f64::consts::LN_2).abs() < 1e-12);
     }
 
     #[test]

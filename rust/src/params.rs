@@ -6,7 +6,7 @@
 pub struct SamplingParams {
     /// Divides the logits; 0 means the largest logit wins, ties going to the lowest id.
     pub temperature: f64,
-    /// Keep the `k` most probable tokens; 0 keeps all.
+    /// Keep the `k` most probable tokens, the lower ids among equal ones; 0 keeps all.
     pub top_k: u32,
     /// Keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all.
     pub top_p: f64,

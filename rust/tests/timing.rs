@@ -99,18 +99,28 @@ fn blocks() {
     let mut ws = Workspace::default();
     let mut history = History::new(&[1]);
     let round = Counted::new(Noise { seed: 9, sample: 0 }, 17);
-    // Against itself the draft is always accepted; a token that the draft loves and the target does not never is.
-    let ids = [11u32; GAMMA];
+    // Against itself the draft is always accepted, and under `coupled` the tokens that the target draws are; a
+    // token that the draft loves and the target does not never is.
+    let history_of_one = History::new(&[1]);
+    let drawn: Vec<u32> = (0..GAMMA)
+        .map(|k| {
+            Law::new(rows(&target).row(k), &params, &history_of_one, &mut ws)
+                .unwrap()
+                .gumbel_argmax(&round, k)
+        })
+        .collect();
     let mut refused = other.clone();
     refused[11] = 40.0;
     for rule in [Rule::Rejection, Rule::Block, Rule::Coupled] {
-        for (what, draft) in [("all accepted", &target), ("first rejected", &refused)] {
+        for (what, draft, ids) in
+            [("all accepted", &target, &drawn[..]), ("first rejected", &refused, &[11; GAMMA])]
+        {
             let mut accepted = 0;
             time(&format!("{rule:?}, {what}"), || {
                 let verdict = accept_logits(
                     rule,
                     rows(&target),
-                    &ids,
+                    ids,
                     rows(draft),
                     &params,
                     &mut history,

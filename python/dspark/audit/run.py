@@ -38,11 +38,14 @@ class Plan:
     samples: int = 16
     """Sequences per prompt above temperature 0."""
     seed: int = 0
+    """Of the first prompt's first run; every other prompt and run counts on from it."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "samples"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} must be at least 1 for an audit, not {getattr(self, name)}")
+        if not 0 <= self.seed < 1 << 63:
+            raise RequestError(f"seed must be a whole number of 63 bits for an audit, not {self.seed}")
 
 
 def audit_pair(

@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     work.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens per sequence")
     work.add_argument(
-        "--samples", type=int, default=16, metavar="N", help="sequences per prompt above temperature 0"
+        "--samples",
+        type=int,
+        metavar="N",
+        help="sequences per prompt above temperature 0 (default: 16 with the embedded target, else 4)",
     )
     work.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the first prompt")
     add_pair_options(parser)
@@ -50,10 +53,11 @@ def run(options: argparse.Namespace) -> int:
     from dspark.audit.prompts import CODE, GENERAL, read_prompts
     from dspark.audit.run import Plan, audit_pair
 
-    plan = Plan(tokens=options.tokens, samples=options.samples, seed=options.seed)
-    texts = list(CODE if options.target == "tiny" else GENERAL)
-    if options.prompts is not None:
-        texts = read_prompts(options.prompts)
+    # The embedded target is fast, and knows program text alone.
+    usual_samples, built_in = (16, CODE) if options.target == "tiny" else (4, GENERAL)
+    samples = usual_samples if options.samples is None else options.samples
+    plan = Plan(tokens=options.tokens, samples=samples, seed=options.seed)
+    texts = list(built_in) if options.prompts is None else read_prompts(options.prompts)
     progress = Progress(silent=options.json)
     models = load_models(options, progress)
     prompts = _prompts(texts, models, options.chat)

@@ -52,7 +52,7 @@ PAIRS = {
         "SmolLM2-135M-Instruct, dequantised from Q4_1 (not the original weights), with a weak first draft",
         "Explain in a few sentences why the sky is blue.",
         True,
-        128,
+        96,
     ),
 }
 

@@ -32,6 +32,8 @@ def _can_pack(weight: Tensor) -> bool:
         return False
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
     return weight.numel() >= PACK_FROM.get(weight.dtype, weight.numel() + 1)
 
 

@@ -17,17 +17,16 @@ from dspark import _core
 from dspark.errors import DSparkError
 from dspark.result import GenerationResult, Round, StreamPiece, Timing
 from dspark.sampling import SamplingParams
-from dspark.serve.runner import Runner
 from dspark.text import TextStream, Tokenizer
 
 
 class EngineThread:
-    """Runs the Rust round loop over a `Runner` until `close`; leaving the interpreter closes it too."""
+    """Runs the Rust round loop until `close`; leaving the interpreter closes it too."""
 
-    def __init__(self, core: _core.Engine, runner: Runner, heads: dict[str, Any]) -> None:
+    def __init__(self, core: _core.Engine) -> None:
         self.core = core
         self._thread = threading.Thread(
-            target=_serve, args=(core, runner, heads), name="dspark-engine", daemon=True
+            target=_serve, args=(core,), name="dspark-engine", daemon=True
         )
         self._thread.start()
         # The hook must not keep the models of a decoder alive that was dropped without `close`.
@@ -47,9 +46,9 @@ class EngineThread:
         atexit.unregister(self._finalizer)
 
 
-def _serve(core: _core.Engine, runner: Runner, heads: dict[str, Any]) -> None:
+def _serve(core: _core.Engine) -> None:
     with torch.inference_mode():
-        core.run(runner, heads)
+        core.run()
 
 
 def _stop(core: _core.Engine, thread: threading.Thread) -> None:
@@ -72,10 +71,10 @@ class Submission:
     speculation: str
 
     def start(
-        self, core: _core.Engine, *, streams: bool = False, notify: Callable[[], Any] | None = None
+        self, engine: EngineThread, *, streams: bool = False, notify: Callable[[], Any] | None = None
     ) -> Handle:
         """Submits the request."""
-        ticket = core.submit(
+        ticket = engine.core.submit(
             list(self.prompt),
             self.params,
             seed=self.seed,
@@ -86,7 +85,7 @@ class Submission:
             streams=streams,
             notify=notify,
         )
-        return Handle(self, ticket)
+        return Handle(self, ticket, engine)
 
     def _detokenizer(self) -> TextStream | None:
         return (
@@ -114,8 +113,10 @@ class Submission:
 class Handle:
     """A submitted request: collects what arrives and makes the result of it."""
 
-    def __init__(self, submission: Submission, ticket: _core.Ticket) -> None:
+    def __init__(self, submission: Submission, ticket: _core.Ticket, engine: EngineThread) -> None:
         self._submission = submission
+        # A stream outlives the decoder variable that it came from.
+        self._engine = engine
         self._ticket = ticket
         self._tokens: list[int] = []
         self._text: list[str] = []

@@ -61,6 +61,8 @@ class Options:
                 f'policy "{self.policy}" needs a draft with a confidence head, and this one has none'
             )
         return _core.Engine(
+            models.runner(),
+            models.heads(),
             rule=self.acceptance,
             policy=self.policy,
             gamma=models.gamma,

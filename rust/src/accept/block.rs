@@ -22,6 +22,10 @@ struct Prefix<'a> {
 /// h_i = Z_i / (Z_i + 1 - P_i) for the mass Z_i of max(P_i p_{i+1} - q_{i+1}, 0), and h_L = P_L. The token
 /// behind the prefix is drawn from that residual; behind the whole block, from the target's last row.
 pub(super) fn judge(block: &mut Judged<'_, '_>) -> Result<(usize, u32), NumericsError> {
+    block.shared(judge_prefixes)
+}
+
+fn judge_prefixes(block: &mut Judged<'_, '_>) -> Result<(usize, u32), NumericsError> {
     let before = block.history.generated();
     let drafted = block.drafted();
     let mut prefixes = Vec::with_capacity(drafted);

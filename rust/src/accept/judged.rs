@@ -27,12 +27,11 @@ impl<'a> Judged<'a, '_> {
     pub fn judge(mut self, rule: Rule) -> Result<Verdict, AcceptError> {
         self.check()?;
         let before = self.history.generated();
-        // One way into the pool and out of it costs about as much as one row: worth it for several.
-        let shared = self.target.cols() >= LONG
-            && !self.params.is_greedy()
-            && rayon::current_thread_index().is_none()
-            && rayon::current_num_threads() > 1;
-        let outcome = if shared { rayon::scope(|_| self.apply(rule)) } else { self.apply(rule) };
+        let outcome = match rule {
+            Rule::Rejection => rejection::judge(&mut self),
+            Rule::Block => block::judge(&mut self),
+            Rule::Coupled => coupled::judge(&mut self),
+        };
         let kept = outcome.as_ref().map_or(0, |&(accepted, _)| accepted);
         self.history.rewind(before + kept);
         let (accepted, token) = outcome?;
@@ -55,12 +54,15 @@ impl<'a> Judged<'a, '_> {
         }
     }
 
-    fn apply(&mut self, rule: Rule) -> Result<(usize, u32), NumericsError> {
-        match rule {
-            Rule::Rejection => rejection::judge(self),
-            Rule::Block => block::judge(self),
-            Rule::Coupled => coupled::judge(self),
-        }
+    /// Runs a rule, or the rest of one, on the threads of the pool if the rows are long.
+    ///
+    /// The way into the pool and out of it takes about as long as one row.
+    pub fn shared<T: Send>(&mut self, rule: impl FnOnce(&mut Self) -> T + Send) -> T {
+        let is_worth_it = self.target.cols() >= LONG
+            && !self.params.is_greedy()
+            && rayon::current_thread_index().is_none()
+            && rayon::current_num_threads() > 1;
+        if is_worth_it { rayon::scope(|_| rule(self)) } else { rule(self) }
     }
 
     /// Number of drafted tokens.

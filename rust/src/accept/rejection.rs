@@ -8,32 +8,38 @@ use crate::mutant::{self, Mutant};
 /// Keeps drafted tokens while u < p(x) / q(x). The first that fails is replaced by a draw from
 /// max(p - q, 0); if none fails, the last row gives a bonus token.
 pub(super) fn judge(block: &mut Judged<'_, '_>) -> Result<(usize, u32), NumericsError> {
-    for k in 0..block.drafted() {
-        let x = block.ids[k];
-        let p = block.target_law(k)?;
-        let q = block.draft_law(k)?;
-        let kept = block.noise.accept(k) < ratio(p.prob(x), offered(&q, x));
-        let token = if kept {
-            x
-        } else {
-            let u = if mutant::on(Mutant::ReusedUniform) {
-                block.noise.accept(k)
-            } else {
-                block.noise.resample(k)
-            };
-            p.draw_residual(&q, 1.0, u, block.workspace)
-        };
-        block.report(k, &p, token)?;
-        q.recycle(block.workspace);
-        block.workspace.recycle(p);
-        if !kept {
-            return Ok((k, token));
+    // A rejection of the first token is over before other threads would be awake.
+    let Some(first) = block.ids.first() else { return Ok((0, bonus(block)?)) };
+    if let Some(token) = replacement(block, 0, *first)? {
+        return Ok((0, token));
+    }
+    block.shared(|block| {
+        for (k, &x) in block.ids.iter().enumerate().skip(1) {
+            if let Some(token) = replacement(block, k, x)? {
+                return Ok((k, token));
+            }
         }
+        Ok((block.drafted(), bonus(block)?))
+    })
+}
+
+/// Judges the drafted token `k`: none if it is kept, else the token in its place.
+fn replacement(block: &mut Judged<'_, '_>, k: usize, x: u32) -> Result<Option<u32>, NumericsError> {
+    let (p, q) = (block.target_law(k)?, block.draft_law(k)?);
+    let replacement = if block.noise.accept(k) < ratio(p.prob(x), offered(&q, x)) {
+        None
+    } else {
+        let reused = mutant::on(Mutant::ReusedUniform);
+        let u = if reused { block.noise.accept(k) } else { block.noise.resample(k) };
+        Some(p.draw_residual(&q, 1.0, u, block.workspace))
+    };
+    block.report(k, &p, replacement.unwrap_or(x))?;
+    q.recycle(block.workspace);
+    block.workspace.recycle(p);
+    if replacement.is_none() {
         block.history.push(x);
     }
-    let last = block.drafted();
-    let token = bonus(block)?;
-    Ok((last, token))
+    Ok(replacement)
 }
 
 /// The token after a block of which everything was kept, drawn from the target's last row.

@@ -1,7 +1,7 @@
 //! The round loop for Python: an engine, run by a thread that Python makes.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -16,10 +16,13 @@ use crate::python::schedule::{PyCalibration, PyCostTable};
 use crate::python::ticket::{Delivery, Mailbox, Ticket};
 use crate::stop::{StopIds, StopStrings};
 
-/// Requests, rounds and their account. `run` is the loop; everything else may be called from any thread.
+/// Requests, rounds and their account over a `runner` (see `dspark.serve.runner`) and the draft's `heads` as tensors.
+/// `run` is the loop; everything else may be called from any thread.
 #[pyclass(frozen, name = "Engine", module = "dspark._core")]
 pub struct PyEngine {
     config: EngineConfig,
+    /// Taken by `run`.
+    runner: Mutex<Option<PyRunner>>,
     queue: Arc<Queue>,
     stats: Arc<StatsBoard>,
     next_id: AtomicU64,
@@ -28,10 +31,12 @@ pub struct PyEngine {
 #[pymethods]
 impl PyEngine {
     #[new]
-    #[pyo3(signature = (*, rule, policy, gamma, block_size, max_batch_size, max_kv_tokens,
+    #[pyo3(signature = (runner, heads, *, rule, policy, gamma, block_size, max_batch_size, max_kv_tokens,
                         confidence_threshold = None, cost_table = None, markov_candidates = None, calibration = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one Python constructor")]
     fn new(
+        runner: Py<PyAny>,
+        heads: &Bound<'_, PyDict>,
         rule: &str,
         policy: &str,
         gamma: usize,
@@ -65,12 +70,20 @@ impl PyEngine {
             max_batch_size,
             max_kv_tokens,
         };
-        Ok(PyEngine { config, queue: Arc::default(), stats: Arc::default(), next_id: AtomicU64::new(1) })
+        let runner = Mutex::new(Some(PyRunner::new(runner, heads)?));
+        Ok(PyEngine {
+            config,
+            runner,
+            queue: Arc::default(),
+            stats: Arc::default(),
+            next_id: AtomicU64::new(1),
+        })
     }
 
-    /// Serves with `runner` (see `dspark.serve.runner`) until `close`. `heads` are the draft's heads as tensors.
-    fn run(&self, py: Python<'_>, runner: Py<PyAny>, heads: &Bound<'_, PyDict>) -> PyResult<()> {
-        let runner = PyRunner::new(runner, heads)?;
+    /// Serves until `close`, on the thread that calls it; once.
+    fn run(&self, py: Python<'_>) -> PyResult<()> {
+        let runner = self.runner.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let runner = runner.ok_or_else(|| ConfigError::new_err("this engine has run already"))?;
         let mut engine = Engine::new(self.config.clone(), runner, self.queue.clone(), self.stats.clone());
         py.detach(move || engine.run());
         Ok(())

@@ -144,3 +144,33 @@ fn a_tied_race_goes_to_the_lowest_id() {
     let noise = Injected { gumbel: vec![vec![0.0, 0.5, 0.5, 2.5]], ..Default::default() };
     assert_eq!(law.gumbel_argmax(&noise, 0), 1);
 }
+
+/// Inside a pool of threads rows are shared; not a bit of any result changes.
+#[test]
+fn threads_change_nothing() {
+    let mut dice = Dice::new(9);
+    let (a, b) = (dice.logits(190_000, 7.0), dice.logits(190_000, 7.0));
+    let [a, b] = [a, b].map(|row| row.into_iter().map(|x| x as f32).collect::<Vec<f32>>());
+    assert!(a.len() > LONG);
+    let noise = Counted::new(Noise { seed: 3, sample: 0 }, 1);
+    let results = || {
+        let (p, q) = (law_of(Row::F32(&a), &Default::default()), law_of(Row::F32(&b), &Default::default()));
+        let mut workspace = Workspace::default();
+        let mass = p.residual_mass(&q, 0.9, &mut workspace);
+        let draws: Vec<u32> = (0..50)
+            .flat_map(|i| {
+                let u = f64::from(i) / 50.0;
+                [p.draw(u), p.draw_residual(&q, 0.9, u, &mut workspace), p.gumbel_argmax(&noise, i as usize)]
+            })
+            .collect();
+        let mut bad = a.clone();
+        bad[100_000] = f32::NAN;
+        let bad = Law::new(Row::F32(&bad), &Default::default(), &Default::default(), &mut workspace);
+        (p.prob(5), q.prob(7), mass, draws, bad.unwrap_err())
+    };
+    let alone = results();
+    for threads in [1, 2, 5] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        assert_eq!(pool.install(results), alone);
+    }
+}
