@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python >= 3.11, a Rust toolchain and make; everything else is installed into
 # a virtual environment here. Each step leaves a stamp in it, so a second run starts at once.
 
-# Yours to set, as in `make demo MODEL=smollm2 VENV=~/envs/torch`:
+# Yours to set, as in `make demo MODEL=smollm2 VENV=/path/to/env`:
 VENV        ?= .venv
 MODEL       ?= tiny
 # The interpreter to build VENV with (by default the first python3 that is new enough).
@@ -17,7 +17,7 @@ UV          ?= $(shell command -v uv 2>/dev/null)
 BIN       := $(abspath $(VENV))/bin
 STAMPS    := $(VENV)/.dspark
 INSTALL    = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install) $(PIP_ARGS)
-RUST      := Cargo.toml Cargo.lock $(shell find rust cuda -type f -not -path '*/target/*')
+RUST      := Cargo.toml Cargo.lock $(shell find $(wildcard rust cuda) -type f -not -path '*/target/*')
 EXTENSION := $(STAMPS)/extension
 SOURCES   := python tests benchmarks scripts
 

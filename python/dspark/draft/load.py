@@ -33,7 +33,8 @@ def load_draft(
         path: directory with config.json and safetensors weights, single or sharded.
         target: what the draft takes embeddings and output head from where it has none. None only for a draft
             with both.
-        dtype: "auto" keeps the checkpoint's; it must be the target's.
+        dtype: "auto" keeps the checkpoint's where the target's is wider and this machine multiplies in the
+            checkpoint's; else the target's. A draft's precision changes what is accepted, never the text's law.
         progress: called with bytes read so far and in all.
         block_size: tokens to draft per block; up to the checkpoint's it changes nothing here (a prefix of the
             block is used), beyond it the block is widened, up to its training width.
@@ -53,7 +54,10 @@ def load_draft(
     with torch.device("meta"):
         model = DSparkDraftModel(config)
     names = {name: stored_name(weights, name) for name, _ in model.named_parameters()}
-    element, place = resolve_dtype(dtype, weights, names), torch.device(device)
+    place = torch.device(device)
+    element = resolve_dtype(dtype, weights, names)
+    if dtype == "auto":
+        element = _auto_dtype(element, target, place)
     if model.confidence_head is not None and names[CONFIDENCE_BIAS] not in weights:
         del names[CONFIDENCE_BIAS]
         zero = torch.zeros(1, dtype=element, device=place)
@@ -62,6 +66,24 @@ def load_draft(
     if target is not None:
         model.bind(target)
     return model.eval().freeze()
+
+
+def _auto_dtype(stored: torch.dtype, target: TargetModel | None, device: torch.device) -> torch.dtype:
+    if target is None or (stored.itemsize < target.dtype.itemsize and _multiplies(stored, device)):
+        return stored
+    return target.dtype
+
+
+def _multiplies(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products in a 16-bit dtype are faster here than in f32."""
+    if device.type != "cpu":
+        return True
+    return dtype == torch.bfloat16 and torch.backends.mkldnn.is_available() and _cpu_has_bfloat16()
+
+
+def _cpu_has_bfloat16() -> bool:
+    check = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # private: absent means no
+    return bool(check is not None and check())
 
 
 def widened(config: DraftConfig, block_size: int) -> DraftConfig:

@@ -79,8 +79,11 @@ class DSparkDraftModel(nn.Module):
     def bind(self, target: TargetModel) -> DSparkDraftModel:
         """Takes from the target what the draft does not own: embeddings, output head.
 
+        The draft may compute in another dtype than the target. What it borrows is converted: embeddings and taps
+        as they come, a tied head once (`freeze`); an untied head stays the target's own, in its dtype.
+
         Raises:
-            ConfigError: sizes, taps, dtype or device do not fit together.
+            ConfigError: sizes, taps or device do not fit together.
         """
         config, theirs = self.config, target.config
         for name, ours, other in (
@@ -91,7 +94,6 @@ class DSparkDraftModel(nn.Module):
                 config.num_target_layers or theirs.num_hidden_layers,
                 theirs.num_hidden_layers,
             ),
-            ("dtype", self.dtype, target.dtype),
             ("device", self.device, target.device),
         ):
             if ours != other:
@@ -117,7 +119,7 @@ class DSparkDraftModel(nn.Module):
             return self._frozen.embedding.index_select(0, token_ids)
         if self.embed_tokens is not None:
             return F.embedding(token_ids, self.embed_tokens.weight)
-        return self._needed_target("embeddings").embed(token_ids)
+        return self._needed_target("embeddings").embed(token_ids).to(self.dtype)
 
     def project(self, hidden: Tensor) -> Tensor:
         """Base logits `[rows, vocabulary]` of the backbone's output `[rows, hidden]`."""
@@ -125,7 +127,8 @@ class DSparkDraftModel(nn.Module):
             return self._frozen.head(hidden)
         if self.lm_head is not None:
             return self.lm_head(hidden)  # type: ignore[no-any-return]
-        return self._needed_target("output head").project(hidden)
+        target = self._needed_target("output head")
+        return target.project(hidden.to(target.dtype))
 
     def freeze(self) -> DSparkDraftModel:
         """Prepares for inference and drops the separate weights: no training or saving afterwards."""
@@ -137,11 +140,21 @@ class DSparkDraftModel(nn.Module):
                     decoder_layers(self.layers),
                     self.norm,
                     self.embed_tokens,
-                    self.lm_head,
+                    self.lm_head or self._converted_head(),
                 )
             self.layers = nn.ModuleList()
             self.fc = self.hidden_norm = self.lm_head = None  # type: ignore[assignment]
         return self
+
+    def _converted_head(self) -> nn.Linear | None:
+        """The target's tied head in the draft's dtype, where the two differ."""
+        target = self._target
+        if target is None or target.dtype == self.dtype or not target.config.tie_word_embeddings:
+            return None
+        weight = target.embedding_weight.to(self.dtype)
+        head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        head.weight = nn.Parameter(weight, requires_grad=False)
+        return head
 
     def new_context(self) -> DraftContext:
         """An empty context for one request."""
@@ -163,6 +176,7 @@ class DSparkDraftModel(nn.Module):
             )
         if taps.shape[0] == 0:
             return
+        taps = taps.to(self.dtype)
         rows = self._rotary_table().spans([(context.length, context.length + n) for context, n in contexts])
         keys_values = self._context(taps, rows)
         start = 0

@@ -59,12 +59,11 @@ class Models:
         model = load_target(target_path, device=where, dtype=what, progress=progress)
         draft_model = None
         if draft_path is not None:
-            # The draft computes as the target does: its features and its rows meet the target's.
             draft_model = load_draft(
                 draft_path,
                 target=model,
                 device=where,
-                dtype=model.dtype,
+                dtype=what,
                 block_size=block_size,
                 progress=progress,
             )
@@ -151,6 +150,7 @@ class Models:
             "draft": None if draft is None else str(draft),
             "device": str(self.target.device),
             "dtype": str(self.target.dtype).removeprefix("torch."),
+            "draft_dtype": None if self.draft is None else str(self.draft.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "decisions": "Rust on the CPU, reading logits in place"
