@@ -41,6 +41,7 @@ class Pair:
     tokens: int
     chat: bool
     prompts: tuple[str, ...]
+    block_size: int
     options: dict[str, Any] = field(default_factory=dict)
 
     def ids(self, decoder: DSparkDecoder, index: int = 0) -> list[int]:
@@ -52,8 +53,8 @@ class Pair:
 
 
 PAIRS = {
-    "tiny": Pair("tiny", "tiny-draft", 96, False, CODE),
+    "tiny": Pair("tiny", "tiny-draft", 96, False, CODE, 4),
     "smollm2": Pair(
-        "smollm2", str(ROOT / "models" / "smollm2-draft"), 64, True, CHAT, {"markov_candidates": 256}
+        "smollm2", str(ROOT / "models" / "smollm2-draft"), 64, True, CHAT, 3, {"markov_candidates": 256}
     ),
 }

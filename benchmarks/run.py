@@ -1,6 +1,7 @@
 """Every measurement that the README quotes, one after the other.
 
-    python benchmarks/run.py            # about ten minutes on two cores; SmolLM2 only if it was fetched before
+    python benchmarks/run.py            # about ten minutes on two cores; SmolLM2 only if it was fetched
+    before
 
 `make bench` runs this. The machine should do nothing else meanwhile.
 """

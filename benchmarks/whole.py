@@ -1,17 +1,17 @@
 """Tokens per second with and without the draft, and of transformers' own generation, in one process.
 
-    python benchmarks/whole.py [--model tiny|smollm2] [--turns 7] [--batches 1 8] [--dtype float32]
+    python benchmarks/whole.py [--model tiny|smollm2] [--turns 7] [--batches 1 8] [--dtype auto]
 
-The sides take turns on the same prompts; a cell is the median over turns with its quartiles. Both of ours
-run on the same engine with the same kernels; transformers runs in float32 on the same weights and
-threads, batch 1, temperature 0.
+Ours with and without the draft run on one engine and take turns on the same prompts; a cell is the median
+over turns with its quartiles. transformers (float32, batch 1, temperature 0) takes turns with them from a
+process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,31 +21,11 @@ from dspark.pretrained import resolve
 from dspark.result import pooled_acceptance_length
 from measure import Sample, interleaved, machine
 from pairs import PAIRS, Pair
+from transformers_side import start
 
 
 def generate(decoder: DSparkDecoder, prompts: list[list[int]], params: SamplingParams) -> object:
     return decoder.generate(prompts, params)
-
-
-def transformers_side(pair: Pair, prompt: list[int]) -> Callable[[], object]:
-    """Greedy generation by transformers, float32."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(resolve(pair.target, "target"), dtype=torch.float32).eval()
-    ids = torch.tensor([prompt])
-
-    def run() -> object:
-        with torch.inference_mode():
-            return model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=pair.tokens,
-                min_new_tokens=pair.tokens,
-                pad_token_id=0,
-            )
-
-    return run
 
 
 def main() -> None:
@@ -57,46 +37,37 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0, 0.7])
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--block-size", type=int, default=None)
     parser.add_argument("--no-transformers", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     pair = PAIRS[options.model]
     print(machine())
-    print(f"{options.model}, {options.dtype}, {pair.tokens} tokens per request, {options.turns} turns\n")
-    common = {"dtype": options.dtype, "device": "cpu"}
-    with contextlib.ExitStack() as stack:
-        plain = stack.enter_context(DSparkDecoder.from_pretrained(pair.target, **common))
-        draft = stack.enter_context(
-            DSparkDecoder.from_pretrained(
-                pair.target, pair.draft, block_size=options.block_size, **common, **pair.options
-            )
+    block_size = pair.block_size if options.block_size is None else options.block_size
+    with DSparkDecoder.from_pretrained(
+        pair.target, pair.draft, device="cpu", dtype=options.dtype, block_size=block_size, **pair.options
+    ) as decoder:
+        info = decoder.info()
+        print(
+            f"{options.model}: target {info['dtype']}, draft {info['draft_dtype']}, block size {block_size}, "
+            f"{pair.tokens} tokens per request, {options.turns} turns\n"
         )
         print(f"{'batch':>5} {'T':>4} {'draft, tok/s':>26} {'plain, tok/s':>26} {'ratio':>6} {'accepted':>8}")
         for batch in options.batches:
             for temperature in options.temperatures:
-                cell(options, pair, plain, draft, batch, temperature)
+                cell(options, pair, decoder, batch, temperature)
         if not options.no_transformers:
-            against_transformers(options, pair, plain, draft)
+            against_transformers(options, pair, decoder)
 
 
 def cell(
-    options: argparse.Namespace,
-    pair: Pair,
-    plain: DSparkDecoder,
-    draft: DSparkDecoder,
-    batch: int,
-    temperature: float,
+    options: argparse.Namespace, pair: Pair, decoder: DSparkDecoder, batch: int, temperature: float
 ) -> None:
-    prompts = [pair.ids(draft, i) for i in range(batch)]
+    prompts = [pair.ids(decoder, i) for i in range(batch)]
     params = SamplingParams(temperature=temperature, max_tokens=pair.tokens, ignore_eos=True, seed=3)
-    results = draft.generate(prompts, params)
-    sides = {
-        "draft": partial(generate, draft, prompts, params),
-        "plain": partial(generate, plain, prompts, params),
-    }
-    times = interleaved(sides, options.turns, warmup=1)
+    results = decoder.generate(prompts, params)
+    times = interleaved(ours(decoder, prompts, params), options.turns, warmup=1)
     ratio = times["plain"].median / times["draft"].median
     tau = pooled_acceptance_length(results)
     tokens = batch * pair.tokens
@@ -112,15 +83,23 @@ def speed(sample: Sample, tokens: int) -> str:
     return f"{tokens / sample.median:.1f} [{tokens / high:.1f}, {tokens / low:.1f}]"
 
 
-def against_transformers(
-    options: argparse.Namespace, pair: Pair, plain: DSparkDecoder, draft: DSparkDecoder
-) -> None:
-    prompt = pair.ids(draft)
+def ours(
+    decoder: DSparkDecoder, prompts: list[list[int]], params: SamplingParams
+) -> dict[str, Callable[[], object]]:
+    """Both sides on one engine."""
+    plain = replace(params, speculative=False)
+    return {
+        "draft": partial(generate, decoder, prompts, params),
+        "plain": partial(generate, decoder, prompts, plain),
+    }
+
+
+def against_transformers(options: argparse.Namespace, pair: Pair, decoder: DSparkDecoder) -> None:
+    prompt = pair.ids(decoder)
     params = SamplingParams(temperature=0.0, max_tokens=pair.tokens, ignore_eos=True)
     sides = {
-        "with draft": partial(generate, draft, [prompt], params),
-        "plain": partial(generate, plain, [prompt], params),
-        "transformers": transformers_side(pair, prompt),
+        **ours(decoder, [prompt], params),
+        "transformers": start(resolve(pair.target, "target"), prompt, pair.tokens, options.threads),
     }
     times = interleaved(sides, options.turns, warmup=1)
     print("\nfirst prompt, batch 1, temperature 0 (transformers always float32)")

@@ -141,7 +141,7 @@ def test_a_cache_that_keeps_a_rejected_token_fails(models, monkeypatch):
 def test_a_text_that_is_not_that_of_its_noise_fails(models):
     """Texts of the rule `rejection` follow the target's law, and are not those that `coupled` promises."""
     params = SamplingParams(max_tokens=32, temperature=1.0, seed=1, n=2)
-    with DSparkDecoder(models, Options()) as decoder:
+    with DSparkDecoder(lambda: models, Options()) as decoder:
         results = decoder.generate(PROMPTS[0], params)
     found = check_coupled("text", results, 2, params, Reference(models.target), lambda *_: None)
     assert found.equal + found.within_rounding + len(found.beyond_rounding) == 64
@@ -255,7 +255,7 @@ def test_the_audit_overrides_the_generation_config(models):
     config = {"repetition_penalty": 1.5, "top_k": 3, "do_sample": False}
     report = audit(replace(models, generation_config=config))
     assert report.verdict == "pass"
-    with DSparkDecoder(replace(models, generation_config=config), Options()) as decoder:
+    with DSparkDecoder(lambda: replace(models, generation_config=config), Options()) as decoder:
         penalised = decoder.generate(PROMPTS[0], SamplingParams(max_tokens=32))
         plain = decoder.generate(PROMPTS[0], SamplingParams(max_tokens=32, repetition_penalty=1.0))
     assert penalised.token_ids != plain.token_ids  # so the config does matter

@@ -207,7 +207,7 @@ def test_demo_prints_a_text_and_a_table(capsys, monkeypatch):
     monkeypatch.setattr(demo, "RUNS", 1)
     assert demo.main(["--model", "tiny"]) == 0
     out = capsys.readouterr().out
-    assert "float32 on cpu" in out and "def read_lines" in out
+    assert "target in float32" in out and "def read_lines" in out
     row = next(line for line in out.splitlines() if line.startswith("temperature 0 "))
     assert row.endswith("yes") and float(row.split()[5]) > 1.5
     assert "target alone" in out and "medians of 1 runs of 256 tokens" in out

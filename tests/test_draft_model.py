@@ -250,9 +250,6 @@ def test_a_borrowing_draft_needs_a_target_that_fits(tmp_path: Path) -> None:
         other = load_target(write_target(tmp_path / name, "llama", **changes))
         with pytest.raises(ConfigError, match=message):
             load_draft(path, target=other)
-    single = load_target(write_target(tmp_path / "single", "llama"), dtype=torch.float32)
-    with pytest.raises(ConfigError, match=r"dtype is torch.float64 here, torch.float32 there"):
-        load_draft(path, target=single)
     deep = write_checkpoint(
         tmp_path / "deep",
         nested_config({"target_layer_ids": [0, 1, 3]}, num_target_layers=None),
@@ -279,6 +276,29 @@ def test_a_tied_target_lends_its_embeddings_as_head(tmp_path: Path) -> None:
     rows = taps_of(3, width=HIDDEN)
     with torch.inference_mode():
         assert (draft.project(rows) - rows @ tied.embedding_weight.T).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_draft_may_compute_in_another_dtype_than_its_target(tmp_path: Path, tied: bool) -> None:
+    wide = load_target(write_target(tmp_path / "target", "llama", tie_word_embeddings=tied))
+    path = write_checkpoint(tmp_path / "draft", nested_config(), draft_tensors(own=False))
+    taps = taps_of(5)
+    exact, narrow = (load_draft(path, target=wide, dtype=dtype) for dtype in ("auto", torch.float32))
+    assert exact.dtype == torch.float64 and narrow.dtype == torch.float32
+    outcomes = []
+    with torch.inference_mode():
+        for draft in (exact, narrow):
+            context = draft.new_context()
+            draft.extend([(context, 5)], taps)
+            outcomes.append([x.double() for x in draft.block([3], [context])])
+    for a, b in zip(*outcomes, strict=True):
+        assert a.shape == b.shape and (a - b).abs().max() < 1e-4 * a.abs().max()
+
+
+def test_auto_never_makes_a_draft_wider_than_its_target(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "draft", nested_config(), draft_tensors(own=False))
+    single = load_target(write_target(tmp_path / "target", "llama"), dtype=torch.float32)
+    assert load_draft(path, target=single).dtype == torch.float32
 
 
 def test_each_model_keeps_its_own_rotation(target: TargetModel, tmp_path: Path) -> None:

@@ -92,3 +92,13 @@ def test_random_pairs_with_every_head(tmp_path: Path, head: str, acceptance: str
         assert [r.token_ids for r in results] == expected
         assert decoder.stats()["accepted"] > 0
         assert max(r.drafted for result in results for r in result.rounds) == 5
+
+
+def test_a_request_may_decline_the_draft_beside_others_that_do_not(decoders: Decoders) -> None:
+    decoder = decoders(dtype="float64")
+    params = [SamplingParams(max_tokens=30, temperature=0.0, speculative=i % 2 == 0) for i in range(4)]
+    results = decoder.generate(PROMPTS[:1] * 4, params)
+    assert len({r.token_ids for r in results}) == 1
+    assert [r.speculation for r in results] == ["on", "off: speculative=False"] * 2
+    assert [r.acceptance_length is None for r in results] == [False, True] * 2
+    assert all(r.drafted == 0 for r in results[1].rounds)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from random_pair import write_draft, write_target
 
 from dspark import CheckpointError, ConfigError, DSparkDecoder, RequestError, SamplingParams
 from dspark.core import Calibration, CostTable
 from dspark.pretrained import resolve
+from random_pair import write_draft, write_target
 
 Decoders = Callable[..., DSparkDecoder]
 PROMPT = "def read(self, size):\n"

@@ -1,18 +1,32 @@
 """The decisions of dspark, compiled from Rust. `dspark.core` is the public face of this module."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 from dspark.sampling import SamplingParams
 
+__all__ = [
+    "Calibration",
+    "CostTable",
+    "Engine",
+    "Noise",
+    "Ticket",
+    "Uniforms",
+    "__version__",
+    "accept_batch",
+    "draft_chain",
+    "plan",
+    "step_logits",
+    "threshold_prefix",
+]
 __version__: Final[str]
 
-Update = tuple[list[int], str | None, list[dict[int, float]], dict[str, Any] | None]
-"""(token_ids, text, logprobs, finish): what arrived since the last look; the last one has `finish`."""
+# (token_ids, text, logprobs, finish): what arrived since the last look; the last one has `finish`.
+_Update: TypeAlias = tuple[list[int], str | None, list[dict[int, float]], dict[str, Any] | None]
 
 @final
 class Noise:
-    """The counted noise of one round: a function of the seed, the position of the round's anchor, and the sample."""
+    """The counted noise of one round: a function of seed, position of the round's anchor, and sample."""
 
     def __new__(cls, seed: int, position: int, sample: int = 0) -> Noise: ...
 
@@ -53,8 +67,8 @@ class Calibration:
 class Ticket:
     """A submitted request. Dropping it cancels the request."""
 
-    def wait(self, whole: bool = False) -> Update: ...
-    def poll(self) -> Update | None: ...
+    def wait(self, whole: bool = False) -> _Update: ...
+    def poll(self) -> _Update | None: ...
     def cancel(self) -> None: ...
 
 @final
@@ -117,7 +131,9 @@ def draft_chain(
     candidates: int | None = None,
     output_ids: Sequence[int] = ...,
 ) -> tuple[list[int], list[float]]: ...
-def step_logits(tokens: Sequence[int], base_logits: Any, hidden: Any, heads: dict[str, Any]) -> list[list[float]]: ...
+def step_logits(
+    tokens: Sequence[int], base_logits: Any, hidden: Any, heads: dict[str, Any]
+) -> list[list[float]]: ...
 def plan(
     confidences: Sequence[Sequence[float]],
     cost_table: CostTable,

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self, overload
@@ -29,10 +30,16 @@ class DSparkDecoder:
     called from any thread. Use it as a context manager or call `close`.
     """
 
-    def __init__(self, models: Models, options: Options) -> None:
-        self._models = models
+    def __init__(self, load: Callable[[], Models], options: Options) -> None:
+        """`load` gives the models; it is called on the engine's thread, and what it raises is raised here."""
+
+        def make() -> tuple[Models, _core.Engine]:
+            models = load()
+            return models, options.engine(models)
+
         self._options = options
-        self._engine = EngineThread(options.engine(models))
+        self._engine = EngineThread(make)
+        self._models = self._engine.models
 
     @classmethod
     def from_pretrained(
@@ -83,10 +90,21 @@ class DSparkDecoder:
             max_model_len=max_model_len,
             max_kv_tokens=max_kv_tokens,
         )
-        models = Models.load(
-            target, draft, device=device, dtype=dtype, block_size=block_size, progress=progress
+        load = partial(
+            Models.load,
+            target,
+            draft,
+            device=device,
+            dtype=dtype,
+            block_size=block_size,
+            progress=progress,
         )
-        return cls(models, options)
+        return cls(load, options)
+
+    @property
+    def models(self) -> Models:
+        """What was loaded: target, draft, tokenizer. They belong to the engine while it runs."""
+        return self._models
 
     # A list of ints is one tokenised prompt; a list of anything else is a list of prompts.
     @overload
@@ -245,7 +263,7 @@ class DSparkDecoder:
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             end_ids=() if params.ignore_eos else models.end_token_ids,
             tokenizer=models.tokenizer,
-            speculation=models.speculation,
+            speculation=models.speculation if params.speculative else "off: speculative=False",
         )
 
     @staticmethod

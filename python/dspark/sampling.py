@@ -58,6 +58,8 @@ class SamplingParams:
     """Report this many alternatives per token beside the token itself (0: the token alone)."""
     n: int = 1
     """Samples per prompt."""
+    speculative: bool = True
+    """False: decode this request without the draft, and spend nothing on it."""
     timeout: float | None = None
     """Seconds after which the request ends with finish_reason "abort"."""
 

@@ -38,6 +38,18 @@ fn greedy_text_does_not_depend_on_the_draft() {
 }
 
 #[test]
+fn a_request_may_decline_the_draft() {
+    let (mut plain, plain_inbox) = request(1, &[3, 1, 4], greedy(), 20);
+    plain.drafts = false;
+    let (other, other_inbox) = request(2, &[3, 1, 4], greedy(), 20);
+    let inboxes = [plain_inbox, other_inbox];
+    serve(Rule::Rejection, toy::GAMMA, draft_with(0.0), vec![plain, other], &inboxes);
+    assert_eq!(inboxes[0].tokens(), inboxes[1].tokens());
+    inboxes[0].finish(|finish| assert!(finish.rounds.iter().all(|round| round.drafted == 0)));
+    inboxes[1].finish(|finish| assert!(finish.rounds.iter().any(|round| round.drafted > 0)));
+}
+
+#[test]
 fn something_is_accepted_and_rounds_add_up() {
     let inbox = alone(Rule::Rejection, toy::GAMMA, 0.0, greedy(), 40);
     inbox.finish(|finish| {

@@ -9,7 +9,7 @@ use dspark_core::rows::{Matrix, Rows};
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-/// Logits of a block in the four element types. Their values are those that the narrowest can hold.
+/// Logits of a block in the four element types, which all hold the same values.
 #[derive(Debug, Clone)]
 struct Logits {
     cols: usize,
@@ -21,15 +21,30 @@ struct Logits {
 
 impl Logits {
     fn new(values: Vec<f64>, cols: usize) -> Self {
-        // Eighths below 32 are exact in bfloat16 and in half precision.
-        let f64: Vec<f64> =
-            values.iter().map(|x| if x.is_finite() { (x * 8.0).round() / 8.0 } else { *x }).collect();
-        Logits {
+        // bfloat16 has the fewest digits, half precision the nearest end to small numbers: of the eighths,
+        // those that bfloat16 can hold (every one below 32, some above) are exact in all types.
+        let eighths = values.iter().map(|x| (x * 8.0).round() / 8.0);
+        let f64: Vec<f64> = eighths.map(|x| bf16::from_f64(x).to_f64()).collect();
+        let logits = Logits {
             cols,
             f32: f64.iter().map(|&x| x as f32).collect(),
             f16: f64.iter().map(|&x| f16::from_f64(x)).collect(),
             bf16: f64.iter().map(|&x| bf16::from_f64(x)).collect(),
             f64,
+        };
+        logits.check();
+        logits
+    }
+
+    /// Without equal values, no two types have to say the same.
+    fn check(&self) {
+        for (k, row) in self.f64.chunks_exact(self.cols).enumerate() {
+            for (i, &x) in row.iter().enumerate() {
+                for kind in SINGLES {
+                    let held = self.rows(kind).row(k).get(i);
+                    assert!(held == x || (held.is_nan() && x.is_nan()), "type {kind} holds {held} for {x}");
+                }
+            }
         }
     }
 
@@ -56,6 +71,9 @@ struct Case {
 }
 
 const PROMPT: [u32; 3] = [0, 1, 1];
+
+/// The kinds that are transformed as `f32`: `f32` itself, `f16` and `bf16`.
+const SINGLES: [usize; 3] = [1, 2, 3];
 
 impl Case {
     fn noise(&self) -> Counted {
@@ -101,6 +119,22 @@ impl Case {
             &noise,
             &mut Workspace::default(),
         )
+    }
+
+    /// The verdict from the draft's logits instead of its laws.
+    fn judge_logits(&self) -> Result<Verdict, AcceptError> {
+        let (mut history, mut ws) = (History::new(&PROMPT), Workspace::default());
+        let (draft, noise) = (self.draft.rows(self.kind), self.noise());
+        accept_logits(self.rule, self.target(), &self.ids, draft, &self.params, &mut history, &noise, &mut ws)
+    }
+
+    /// The tokens drafted in an element type and the verdict on them, which laws and logits must share to the
+    /// last bit: they are built from the same numbers.
+    fn decided(&self, kind: usize) -> (Vec<u32>, Result<Verdict, AcceptError>) {
+        let (case, laws) = Case { greedy_draft: false, kind, ..self.clone() }.drafted();
+        let verdict = case.judge(&laws, &mut History::new(&PROMPT));
+        assert_eq!(case.judge_logits(), verdict, "type {kind}");
+        (case.ids, verdict)
     }
 
     /// The target's law of row `k`, the drafted tokens before it seen.
@@ -174,8 +208,14 @@ fn cases() -> impl Strategy<Value = Case> {
     })
 }
 
+/// 4000 cases, or more if PROPTEST_CASES says so.
+fn config() -> ProptestConfig {
+    let asked = ProptestConfig::default();
+    ProptestConfig { cases: asked.cases.max(4000), failure_persistence: None, ..asked }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     /// A verdict keeps a prefix of possible tokens and one more; an error names a row that is bad indeed,
     /// and leaves the history as it was.
@@ -235,24 +275,15 @@ proptest! {
         prop_assert_eq!(case.judge(&laws, &mut History::new(&PROMPT)), Ok(verdict));
     }
 
-    /// The draft's logits say the same as its laws, and f16, bf16 and f32 rows of equal values the same as each
-    /// other.
+    /// The draft's logits say the same as its laws in every type; and f32, f16 and bf16 rows of equal values say
+    /// the same as each other, from the first drafted token to the last log-probability. `f64` rows are
+    /// transformed in `f64`: near a border they may decide otherwise, and only have to agree with themselves.
     #[test]
     fn laws_and_logits_agree(case in cases()) {
-        let (mut case, laws) = Case { greedy_draft: false, ..case }.drafted();
-        let verdict = case.judge(&laws, &mut History::new(&PROMPT));
-        let from_logits = |case: &Case| {
-            let (mut history, mut ws) = (History::new(&PROMPT), Workspace::default());
-            let (draft, noise) = (case.draft.rows(case.kind), case.noise());
-            accept_logits(case.rule, case.target(), &case.ids, draft, &case.params, &mut history, &noise, &mut ws)
-        };
-        prop_assert_eq!(from_logits(&case), verdict);
-        case.kind = 1;
-        let single = from_logits(&case);
-        for kind in [2, 3] {
-            case.kind = kind;
-            prop_assert_eq!(&from_logits(&case), &single);
-        }
+        let _ = case.decided(0);
+        let [single, half, brain] = SINGLES.map(|kind| case.decided(kind));
+        prop_assert_eq!(half, single.clone());
+        prop_assert_eq!(brain, single);
     }
 
     /// A draft with the target's own law is kept whole.
@@ -263,6 +294,46 @@ proptest! {
         if let Ok(verdict) = case.judge(&laws, &mut History::new(&PROMPT)) {
             prop_assert_eq!(verdict.accepted, case.ids.len());
         }
+    }
+}
+
+/// A case that random numbers once found: bfloat16 rounds a draft's 35.875 to 36, and another token replaces the
+/// drafted one. The number decides, not the type that it comes in.
+#[test]
+fn a_number_decides_alike_in_every_type() {
+    let ids = [2, 13, 21, 28, 34, 35, 36, 51, 65];
+    let row = |some: [f64; 9]| {
+        let mut row = vec![0.0; 68];
+        ids.iter().zip(some).for_each(|(&id, logit)| row[id] = logit);
+        row
+    };
+    let none = f64::NEG_INFINITY;
+    let target = row([11.25, 17.75, 18.25, 15.875, 19.125, 16.375, 17.0, none, 15.875]);
+    let draft = row([27.125, 17.75, 18.25, 15.875, 36.0, 28.5, none, none, 22.875]);
+    let mut case = Case {
+        rule: Rule::Rejection,
+        target: Logits::new([target, vec![0.0; 68]].concat(), 68),
+        draft: Logits::new(draft, 68),
+        ids: vec![],
+        params: SamplingParams {
+            temperature: 2.544228745627512,
+            top_p: 0.9136246834860967,
+            ..SamplingParams::default()
+        },
+        greedy_draft: false,
+        seed: 7021829815355314897,
+        kind: 0,
+    };
+    let replaced_by = |token| (vec![34], Ok(Verdict { accepted: 0, token, logprobs: vec![] }));
+    for kind in 0..4 {
+        assert_eq!(case.decided(kind), replaced_by(35), "type {kind}");
+    }
+    // The three types that can hold it.
+    case.draft.f64[34] = 35.875;
+    case.draft.f32[34] = 35.875;
+    case.draft.f16[34] = f16::from_f32_const(35.875);
+    for kind in 0..3 {
+        assert_eq!(case.decided(kind), replaced_by(28), "type {kind}");
     }
 }
 

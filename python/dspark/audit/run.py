@@ -117,7 +117,7 @@ def _generate(
     # Each prompt has a seed of its own: one seed for all would give them the same noise, and the tests take
     # the tokens of different sequences to be independent.
     each = [replace(params, seed=seed + i) for i in range(len(prompts))]
-    with DSparkDecoder(models, options) as decoder:
+    with DSparkDecoder(lambda: models, options) as decoder:
         outcomes = decoder.generate(list(prompts), each)
         info = decoder.info()
     results: list[GenerationResult] = []

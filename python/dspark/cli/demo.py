@@ -35,6 +35,9 @@ class Pair:
     prompt: str
     is_chat: bool
     max_tokens: int
+    block_size: int
+    """Tokens drafted per round: fewer than the checkpoint's where later ones are hardly ever kept."""
+    candidates: int | None
 
 
 PAIRS = {
@@ -45,6 +48,8 @@ PAIRS = {
         'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file."""\n',
         False,
         256,
+        4,
+        None,
     ),
     "smollm2": Pair(
         "smollm2",
@@ -53,6 +58,8 @@ PAIRS = {
         "Explain in a few sentences why the sky is blue.",
         True,
         96,
+        3,
+        256,
     ),
 }
 
@@ -73,49 +80,46 @@ def show(pair: Pair) -> int:
     from dspark.serve.models import Models
     from dspark.serve.options import Options
 
-    models = Models.load(pair.target, pair.draft, dtype="float32", progress=progress.loading)
-    progress.clear()
-    prompt = _tokens(models, pair)
-    with (
-        DSparkDecoder(models, Options()) as with_draft,
-        DSparkDecoder(replace(models, draft=None), Options()) as alone,
-    ):
-        info = with_draft.info()
-        print(f"{pair.about}\n{info['dtype']} on {info['device']}, {info['threads']} threads\n")
+    def load() -> Models:
+        return Models.load(pair.target, pair.draft, progress=progress.loading)
+
+    with DSparkDecoder(
+        load, Options(block_size=pair.block_size, markov_candidates=pair.candidates)
+    ) as decoder:
+        progress.clear()
+        prompt = _tokens(decoder.models, pair)
+        info = decoder.info()
+        print(
+            f"{pair.about}\ntarget in {info['dtype']}, draft in {info['draft_dtype']}, on {info['device']}, "
+            f"{info['threads']} threads; {info['block_size']} drafted tokens per round\n"
+        )
         write_text(pair.prompt + ("\n\n" if pair.is_chat else ""))
-        print(f"[{summary(print_stream(with_draft.stream(prompt, _params(pair, TEMPERATURES[-1]))))}]\n")
+        print(f"[{summary(print_stream(decoder.stream(prompt, _params(pair, TEMPERATURES[-1]))))}]\n")
         rows: list[tuple[str, ...]] = [
             ("", "with the draft", "target alone", "gain", "acceptance length", "same text")
         ]
         for temperature in TEMPERATURES:
             progress(f"timing at temperature {temperature:g}", 0, 1)
-            rows.append(_compare(models, with_draft, alone, prompt, pair, temperature))
+            rows.append(_compare(decoder, prompt, pair, temperature))
         progress.clear()
     print(table(rows))
     print(f"\ntokens per second, medians of {RUNS} runs of {pair.max_tokens} tokens that took turns")
     return 0
 
 
-def _compare(
-    models: Models,
-    with_draft: DSparkDecoder,
-    alone: DSparkDecoder,
-    prompt: list[int],
-    pair: Pair,
-    temperature: float,
-) -> tuple[str, ...]:
+def _compare(decoder: DSparkDecoder, prompt: list[int], pair: Pair, temperature: float) -> tuple[str, ...]:
     """One row of the table."""
-    runs: dict[DSparkDecoder, list[GenerationResult]] = {with_draft: [], alone: []}
+    runs: dict[bool, list[GenerationResult]] = {True: [], False: []}
     for number in range(RUNS + 1):  # the first is the warm-up
-        for decoder, results in runs.items():
-            results.append(decoder.generate(prompt, _params(pair, temperature, seed=number)))
-    speeds = {
-        decoder: [len(r.token_ids) / r.timing.total_s for r in results[1:]]
-        for decoder, results in runs.items()
-    }
-    fast, plain = (statistics.median(speeds[decoder]) for decoder in (with_draft, alone))
-    same = "by law" if temperature else _same_text(models, runs[with_draft][0], runs[alone][0])
-    length = pooled_acceptance_length(runs[with_draft][1:])
+        for speculative, results in runs.items():
+            params = replace(_params(pair, temperature, seed=number), speculative=speculative)
+            results.append(decoder.generate(prompt, params))
+    fast, plain = (
+        statistics.median(len(r.token_ids) / r.timing.total_s for r in results[1:])
+        for results in runs.values()
+    )
+    same = "by law" if temperature else _same_text(decoder.models, runs[True][0], runs[False][0])
+    length = pooled_acceptance_length(runs[True][1:])
     shown = "-" if length is None else f"{length:.2f}"
     return (
         f"temperature {temperature:g}",

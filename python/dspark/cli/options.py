@@ -102,8 +102,8 @@ def open_decoder(options: argparse.Namespace) -> DSparkDecoder:
     """The pair that the flags name, ready to generate."""
     from dspark.decoder import DSparkDecoder
 
-    models = load_models(options, Progress(silent=options.json))
-    return DSparkDecoder(models, decoder_options(options))
+    progress = Progress(silent=options.json)
+    return DSparkDecoder(lambda: load_models(options, progress), decoder_options(options))
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:

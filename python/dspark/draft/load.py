@@ -34,7 +34,8 @@ def load_draft(
         target: what the draft takes embeddings and output head from where it has none. None only for a draft
             with both.
         dtype: "auto" keeps the checkpoint's where the target's is wider and this machine multiplies in the
-            checkpoint's; else the target's. A draft's precision changes what is accepted, never the text's law.
+            checkpoint's; else the target's. A draft's precision changes what is accepted, never the
+            text's law.
         progress: called with bytes read so far and in all.
         block_size: tokens to draft per block; up to the checkpoint's it changes nothing here (a prefix of the
             block is used), beyond it the block is widened, up to its training width.
@@ -78,7 +79,7 @@ def _multiplies(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether products in a 16-bit dtype are faster here than in f32."""
     if device.type != "cpu":
         return True
-    return dtype == torch.bfloat16 and torch.backends.mkldnn.is_available() and _cpu_has_bfloat16()
+    return dtype == torch.bfloat16 and _cpu_has_bfloat16()
 
 
 def _cpu_has_bfloat16() -> bool:

@@ -79,8 +79,9 @@ class DSparkDraftModel(nn.Module):
     def bind(self, target: TargetModel) -> DSparkDraftModel:
         """Takes from the target what the draft does not own: embeddings, output head.
 
-        The draft may compute in another dtype than the target. What it borrows is converted: embeddings and taps
-        as they come, a tied head once (`freeze`); an untied head stays the target's own, in its dtype.
+        The draft may compute in another dtype than the target. What it borrows is converted: embeddings
+        and taps as they come, a tied head once (`freeze`); an untied head stays the target's own, in its
+        dtype.
 
         Raises:
             ConfigError: sizes, taps or device do not fit together.

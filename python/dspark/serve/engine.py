@@ -7,6 +7,7 @@ import atexit
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,20 +18,24 @@ from dspark import _core
 from dspark.errors import DSparkError
 from dspark.result import GenerationResult, Round, StreamPiece, Timing
 from dspark.sampling import SamplingParams
+from dspark.serve.models import Models
 from dspark.text import TextStream, Tokenizer
 
 
 class EngineThread:
-    """Runs the Rust round loop until `close`; leaving the interpreter closes it too."""
+    """Loads models and runs the Rust round loop over them until `close` or the interpreter's end.
 
-    def __init__(self, core: _core.Engine) -> None:
-        self.core = core
-        self._thread = threading.Thread(
-            target=_serve, args=(core,), name="dspark-engine", daemon=True
-        )
+    Loading happens on the engine's own thread so that torch's worker threads belong to it alone: OpenMP
+    slows every product of a process that has more of them than cores, up to tenfold for small ones.
+    """
+
+    def __init__(self, make: Callable[[], tuple[Models, _core.Engine]]) -> None:
+        loaded: Future[tuple[Models, _core.Engine]] = Future()
+        self._thread = threading.Thread(target=_serve, args=(make, loaded), name="dspark-engine", daemon=True)
         self._thread.start()
+        self.models, self.core = loaded.result()
         # The hook must not keep the models of a decoder alive that was dropped without `close`.
-        finalizer = weakref.finalize(self, _stop, core, self._thread)
+        finalizer = weakref.finalize(self, _stop, self.core, self._thread)
         finalizer.atexit = False
         self._finalizer = finalizer
         atexit.register(finalizer)
@@ -46,7 +51,16 @@ class EngineThread:
         atexit.unregister(self._finalizer)
 
 
-def _serve(core: _core.Engine) -> None:
+def _serve(
+    make: Callable[[], tuple[Models, _core.Engine]], loaded: Future[tuple[Models, _core.Engine]]
+) -> None:
+    try:
+        models, core = make()
+    except BaseException as error:  # whoever waits for the models gets it
+        loaded.set_exception(error)
+        return
+    loaded.set_result((models, core))
+    del models, make, loaded
     with torch.inference_mode():
         core.run()
 
@@ -166,7 +180,7 @@ class Handle:
         finally:
             self.cancel()
 
-    def _take(self, update: _core.Update) -> StreamPiece:
+    def _take(self, update: Any) -> StreamPiece:
         tokens, text, logprobs, finish = update
         self._tokens += tokens
         self._logprobs += logprobs

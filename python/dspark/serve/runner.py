@@ -34,24 +34,28 @@ class Runner:
         self._verified: list[tuple[int, int]] = []
         self._verified_taps: Tensor | None = None
 
-    def prefill(self, ids: list[int], prompts: list[list[int]]) -> Tensor:
-        """Runs whole prompts; returns the logits `[requests, vocabulary]` of their last tokens."""
-        for request in ids:
+    def prefill(self, ids: list[int], prompts: list[list[int]], drafts: list[bool]) -> Tensor:
+        """Runs whole prompts; returns the logits `[requests, vocabulary]` of their last tokens.
+
+        Only requests that draft get a draft context.
+        """
+        for request, drafting in zip(ids, drafts, strict=True):
             self._caches[request] = self.target.new_cache()
-            if self.draft_model is not None:
+            if drafting and self.draft_model is not None:
                 self._contexts[request] = self.draft_model.new_context()
         rows = [self._prefill_one(request, prompt) for request, prompt in zip(ids, prompts, strict=True)]
         return self._to_host(torch.cat(rows) if len(rows) > 1 else rows[0])
 
     def _prefill_one(self, request: int, prompt: list[int]) -> Tensor:
-        cache = self._caches[request]
+        cache, context = self._caches[request], self._contexts.get(request)
         for start in range(0, len(prompt), PREFILL_ROWS):
             chunk = prompt[start : start + PREFILL_ROWS]
             logits: Tensor
-            logits, taps = self.target(self._ids(chunk), [(cache, len(chunk))], self.taps, logits="last")
+            wanted = self.taps if context is not None else ()
+            logits, taps = self.target(self._ids(chunk), [(cache, len(chunk))], wanted, logits="last")
             cache.advance(len(chunk))
-            if self.draft_model is not None:
-                self.draft_model.extend([(self._contexts[request], len(chunk))], taps)
+            if context is not None and taps is not None and self.draft_model is not None:
+                self.draft_model.extend([(context, len(chunk))], taps)
         return logits
 
     def draft(self, ids: list[int], anchors: list[int]) -> tuple[Tensor, Tensor | None]:
@@ -66,7 +70,8 @@ class Runner:
     def verify(self, ids: list[int], tokens: list[int], lengths: list[int]) -> Tensor:
         """The target over packed rows; returns logits `[rows, vocabulary]`. Caches do not advance."""
         segments = [(self._caches[request], n) for request, n in zip(ids, lengths, strict=True)]
-        logits, self._verified_taps = self.target(self._ids(tokens), segments, self.taps)
+        taps = self.taps if any(request in self._contexts for request in ids) else ()
+        logits, self._verified_taps = self.target(self._ids(tokens), segments, taps)
         self._verified = list(zip(ids, lengths, strict=True))
         return self._to_host(logits)
 
@@ -76,17 +81,17 @@ class Runner:
         for request, n in keep.items():
             self._caches[request].advance(n)
         taps, self._verified_taps = self._verified_taps, None
-        if self.draft_model is None or taps is None:
-            return
-        grown = [(self._contexts[request], n) for request, n in keep.items()]
-        self.draft_model.extend(grown, self._kept_rows(taps, keep))
+        grown = [(self._contexts[request], n) for request, n in keep.items() if request in self._contexts]
+        if self.draft_model is not None and taps is not None and grown:
+            self.draft_model.extend(grown, self._kept_rows(taps, keep))
 
     def _kept_rows(self, taps: Tensor, keep: dict[int, int]) -> Tensor:
+        """The taps of the rows that are kept, of the requests that draft."""
         if len(self._verified) == 1:
             return taps[: keep[self._verified[0][0]]]
         pieces, start = [], 0
         for request, length in self._verified:
-            if request in keep:
+            if request in keep and request in self._contexts:
                 pieces.append(taps[start : start + keep[request]])
             start += length
         return torch.cat(pieces)

@@ -24,6 +24,8 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How tokens are drawn.
     pub params: SamplingParams,
+    /// Whether the draft may speak; if not, nothing is spent on it.
+    pub drafts: bool,
     /// The request's own noise: seed and index within `n`.
     pub noise: Noise,
     /// Tokens to generate at most, the context window already taken into account.

@@ -16,8 +16,10 @@ impl<M: ModelRunner> Engine<M> {
     pub(super) fn prefill(&mut self, first: usize) {
         let started = Instant::now();
         let batch = &mut self.active[first..];
-        let items: Vec<_> =
-            batch.iter().map(|active| (active.request.id, active.request.prompt.as_slice())).collect();
+        let items: Vec<_> = batch
+            .iter()
+            .map(|Active { request, .. }| (request.id, request.prompt.as_slice(), request.drafts))
+            .collect();
         let outcome = self.runner.prefill(&items);
         let spent = charge(batch.iter_mut(), |timing| &mut timing.prefill, started);
         self.stats.add(|stats| stats.prefill += spent);
@@ -37,15 +39,18 @@ impl<M: ModelRunner> Engine<M> {
         self.retire();
     }
 
-    /// Drafts for the requests that have room for more than one token.
+    /// Drafts for the requests that may, and have room for more than one token.
     fn draft(&mut self) -> Result<(), RunnerError> {
         let started = Instant::now();
         for active in &mut self.active {
             active.chain.recycle(&mut active.workspace);
         }
         let (gamma, block_size) = (self.config.gamma, self.config.block_size);
-        let mut drafting: Vec<&mut Active> =
-            self.active.iter_mut().filter(|active| block_size > 0 && active.room() > 0).collect();
+        let mut drafting: Vec<&mut Active> = self
+            .active
+            .iter_mut()
+            .filter(|active| block_size > 0 && active.request.drafts && active.room() > 0)
+            .collect();
         if drafting.is_empty() {
             return Ok(());
         }

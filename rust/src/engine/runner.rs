@@ -31,9 +31,9 @@ pub trait ModelRunner {
     /// Rows as this runner hands them over.
     type Rows: PassRows;
 
-    /// Runs whole prompts through the target and hands their taps to the draft's context.
-    /// Returns the logits of each prompt's last token, `[requests, vocabulary]`.
-    fn prefill(&mut self, items: &[(RequestId, &[u32])]) -> Result<Self::Rows, RunnerError>;
+    /// Runs whole prompts through the target and, for requests that draft (the flag), hands their taps to the draft's
+    /// context. Returns the logits of each prompt's last token, `[requests, vocabulary]`.
+    fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Self::Rows, RunnerError>;
 
     /// Runs one draft block per request, behind the given anchors.
     fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Self::Rows>, RunnerError>;

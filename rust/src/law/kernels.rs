@@ -232,6 +232,29 @@ mod tests {
         assert!((weight_sum(&logits, 0.5, 0.7) - sum).abs() < 1e-12 * sum);
     }
 
+    /// Numbers found alike with AVX-512, with AVX2 and FMA, and with neither.
+    #[test]
+    fn every_machine_has_the_same_bits() {
+        // FNV-1a over the bits of numbers.
+        let hash = |run: &[f64]| {
+            let step = |hash: u64, x: &f64| (hash ^ x.to_bits()).wrapping_mul(0x0100_0000_01b3);
+            run.iter().fold(0xcbf2_9ce4_8422_2325, step)
+        };
+        // Scattered over [-120, 0] so that some have no weight, and not a multiple of the lanes.
+        let logits = |factor: u32| -> Vec<f32> {
+            (0..100_003u32).map(|i| (i.wrapping_mul(factor) >> 8) as f32 * (-120.0 / 16_777_216.0)).collect()
+        };
+        let (a, b) = (logits(2_654_435_769), logits(2_246_822_519));
+        let (mut p, mut q) = (vec![0.0; a.len()], vec![0.0; b.len()]);
+        weights(&a, 0.25, 0.7, 1.0 / 3.0, &mut p);
+        weights(&b, 0.01, 1.3, 0.3, &mut q);
+        let (of_p, of_q) = (hash(&p), hash(&q));
+        let sums = [weight_sum(&a, 0.25, 0.7), weight_sum(&b, 0.01, 1.3), excess(0.9, &mut p, &q)];
+        let expected =
+            [0x7ad3_046b_f54a_bf59, 0x259f_35d1_0b40_08ac, 0x2597_588d_0805_52bb, 0x509a_1290_8bc6_9232];
+        assert_eq!([of_p, of_q, hash(&sums), hash(&p)], expected);
+    }
+
     #[test]
     fn max_sees_every_element() {
         for n in [1, 63, 64, 65, 200] {

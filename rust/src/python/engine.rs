@@ -120,6 +120,7 @@ impl PyEngine {
             id: self.next_id.fetch_add(1, Ordering::Relaxed),
             prompt,
             params: rust_params,
+            drafts: self.config.gamma > 0 && params.getattr("speculative")?.extract()?,
             noise: Noise { seed, sample },
             max_tokens,
             stop_ids,

@@ -43,9 +43,9 @@ impl PyRunner {
 impl ModelRunner for PyRunner {
     type Rows = Tensor;
 
-    fn prefill(&mut self, items: &[(RequestId, &[u32])]) -> Result<Tensor, RunnerError> {
-        let (ids, prompts): (Vec<_>, Vec<_>) = items.iter().copied().unzip();
-        self.call("prefill", (ids, prompts), |rows| Tensor::from_py(rows, "prefill logits"))
+    fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Tensor, RunnerError> {
+        let (ids, prompts, drafts): (Vec<_>, Vec<_>, Vec<_>) = items.iter().copied().collect();
+        self.call("prefill", (ids, prompts, drafts), |rows| Tensor::from_py(rows, "prefill logits"))
     }
 
     fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Tensor>, RunnerError> {

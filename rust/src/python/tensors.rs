@@ -81,7 +81,7 @@ impl Tensor {
         let shape: Vec<usize> = item("shape")?.extract()?;
         let strides: Option<Vec<isize>> = interface.get_item("strides")?.and_then(|s| s.extract().ok());
         let strides = match strides {
-            Some(bytes) if bytes.iter().any(|&s| s < 0 || s as usize % size != 0) => {
+            Some(bytes) if bytes.iter().any(|&s| s < 0 || !(s as usize).is_multiple_of(size)) => {
                 return Err(wrong(format!("strides {bytes:?} cannot be read in place")));
             }
             Some(bytes) => bytes.iter().map(|&s| s as usize / size).collect(),

@@ -57,11 +57,11 @@ impl ToyRunner {
 impl ModelRunner for ToyRunner {
     type Rows = Owned;
 
-    fn prefill(&mut self, items: &[(RequestId, &[u32])]) -> Result<Owned, RunnerError> {
-        for (id, prompt) in items {
+    fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Owned, RunnerError> {
+        for (id, prompt, _) in items {
             self.cached.insert(*id, prompt.to_vec());
         }
-        Ok(Owned(items.iter().flat_map(|(_, prompt)| self.row(prompt)).collect()))
+        Ok(Owned(items.iter().flat_map(|(_, prompt, _)| self.row(prompt)).collect()))
     }
 
     fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Owned>, RunnerError> {
@@ -161,6 +161,7 @@ pub fn request(id: RequestId, prompt: &[u32], params: SamplingParams, max_tokens
         id,
         prompt: prompt.to_vec(),
         params,
+        drafts: true,
         noise: Noise { seed: 7 + id, sample: 0 },
         max_tokens,
         stop_ids: StopIds::default(),
