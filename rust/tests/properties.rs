@@ -128,13 +128,16 @@ impl Case {
         accept_logits(self.rule, self.target(), &self.ids, draft, &self.params, &mut history, &noise, &mut ws)
     }
 
-    /// The tokens drafted in an element type and the verdict on them, which laws and logits must share to the
-    /// last bit: they are built from the same numbers.
-    fn decided(&self, kind: usize) -> (Vec<u32>, Result<Verdict, AcceptError>) {
+    /// The tokens drafted in an element type, the verdict on them, which laws and logits must share to the last
+    /// bit, and all probabilities that it rests on: those drawn from, and the target's.
+    fn decided(&self, kind: usize) -> (Vec<u32>, Result<Verdict, AcceptError>, Vec<f64>) {
         let (case, laws) = Case { greedy_draft: false, kind, ..self.clone() }.drafted();
         let verdict = case.judge(&laws, &mut History::new(&PROMPT));
         assert_eq!(case.judge_logits(), verdict, "type {kind}");
-        (case.ids, verdict)
+        let targets: Vec<Law<'_>> = (0..=laws.len()).flat_map(|k| case.p(k)).collect();
+        let all = |law: &Law<'_>| (0..case.target.cols as u32).map(|id| law.prob(id)).collect::<Vec<f64>>();
+        let probs = laws.iter().chain(&targets).flat_map(all).collect();
+        (case.ids.clone(), verdict, probs)
     }
 
     /// The target's law of row `k`, the drafted tokens before it seen.
@@ -275,9 +278,9 @@ proptest! {
         prop_assert_eq!(case.judge(&laws, &mut History::new(&PROMPT)), Ok(verdict));
     }
 
-    /// The draft's logits say the same as its laws in every type; and f32, f16 and bf16 rows of equal values say
-    /// the same as each other, from the first drafted token to the last log-probability. `f64` rows are
-    /// transformed in `f64`: near a border they may decide otherwise, and only have to agree with themselves.
+    /// The draft's logits say the same as its laws in every type; f32, f16 and bf16 rows of equal values have the
+    /// same probabilities to the last bit, and decide alike. `f64` rows are transformed in `f64`: near a border
+    /// they may decide otherwise, and only have to agree with themselves.
     #[test]
     fn laws_and_logits_agree(case in cases()) {
         let _ = case.decided(0);
@@ -324,17 +327,17 @@ fn a_number_decides_alike_in_every_type() {
         seed: 7021829815355314897,
         kind: 0,
     };
-    let replaced_by = |token| (vec![34], Ok(Verdict { accepted: 0, token, logprobs: vec![] }));
-    for kind in 0..4 {
-        assert_eq!(case.decided(kind), replaced_by(35), "type {kind}");
-    }
+    let check = |case: &Case, kind, token| {
+        let (ids, verdict, _) = case.decided(kind);
+        let expected = Verdict { accepted: 0, token, logprobs: vec![] };
+        assert_eq!((ids, verdict), (vec![34], Ok(expected)), "type {kind}");
+    };
+    (0..4).for_each(|kind| check(&case, kind, 35));
     // The three types that can hold it.
     case.draft.f64[34] = 35.875;
     case.draft.f32[34] = 35.875;
-    case.draft.f16[34] = f16::from_f32_const(35.875);
-    for kind in 0..3 {
-        assert_eq!(case.decided(kind), replaced_by(28), "type {kind}");
-    }
+    case.draft.f16[34] = f16::from_f32(35.875);
+    (0..3).for_each(|kind| check(&case, kind, 28));
 }
 
 #[test]
