@@ -48,6 +48,7 @@ def test_n_gives_a_list_per_prompt(decoders: Decoders) -> None:
     params = SamplingParams(max_tokens=20, n=3, seed=4, temperature=1.0)
     samples: Any = decoder.generate(PROMPT, params)
     assert len(samples) == 3 and len({s.token_ids for s in samples}) == 3
+    assert [s.sample for s in samples] == [0, 1, 2] and len({s.seed for s in samples}) == 1
     nested: Any = decoder.generate([PROMPT, "x = "], [params, greedy()])
     assert [s.token_ids for s in nested[0]] == [s.token_ids for s in samples]
     assert nested[1].token_ids == decoder.generate("x = ", greedy()).token_ids

@@ -120,14 +120,19 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("runs", [1, pytest.param(8, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 @pytest.mark.parametrize("name", CASES)
-def test_law_of_the_text(pair: tuple[Path, Path], name: str) -> None:
+def test_law_of_the_text(pair: tuple[Path, Path], name: str, runs: int) -> None:
     options, sampling = CASES[name]
-    params = SamplingParams(max_tokens=LENGTH, n=PER_PROMPT, seed=20_000 + len(name), **sampling)
     target = load_target(pair[0])
+    pooled: list[Counter[tuple[int, ...]]] = [Counter() for _ in PROMPTS]
     with DSparkDecoder.from_pretrained(*pair, max_batch_size=256, **options) as decoder:
-        for prompt, counts in zip(PROMPTS, sampled(decoder, params), strict=True):
-            assert p_value(counts, law(target, list(prompt), params)) > ALPHA
+        for run in range(runs):
+            params = SamplingParams(max_tokens=LENGTH, n=PER_PROMPT, seed=1000 * run + len(name), **sampling)
+            for total, counts in zip(pooled, sampled(decoder, params), strict=True):
+                total.update(counts)
+    for prompt, counts in zip(PROMPTS, pooled, strict=True):
+        assert p_value(counts, law(target, list(prompt), params)) > ALPHA
 
 
 def test_a_small_bias_would_be_seen(pair: tuple[Path, Path]) -> None:

@@ -88,7 +88,7 @@ class GenerationResult:
     stop_reason: int | str | None
     """The stop id or string that was met; `None` for the model's end token."""
     seed: int
-    """What the request's noise came from."""
+    """What the request's noise came from, together with `sample`."""
     rounds: tuple[Round, ...] = field(repr=False)
     timing: Timing = field(repr=False)
     logprobs: tuple[dict[int, float], ...] | None = field(default=None, repr=False)
@@ -97,6 +97,8 @@ class GenerationResult:
     """What failed, if the finish reason is "error"."""
     bad_draft_rows: int = 0
     """Draft rows from which no token could be drawn; each ended its block early."""
+    sample: int = 0
+    """Which of the prompt's `n` samples it is."""
     speculation: str = "on"
     """"on", or why nothing was drafted."""
 

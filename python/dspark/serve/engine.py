@@ -210,6 +210,7 @@ class Handle:
             logprobs=tuple(self._logprobs) if submission.params.logprobs is not None else None,
             error=finish["error"],
             bad_draft_rows=finish["bad_draft_rows"],
+            sample=submission.sample,
             speculation=submission.speculation,
         )
 
