@@ -10,6 +10,7 @@ __all__ = [
     "CostTable",
     "Engine",
     "Noise",
+    "Product",
     "Ticket",
     "Uniforms",
     "__version__",
@@ -62,6 +63,13 @@ class Calibration:
     @property
     def temperatures(self) -> list[float]: ...
     def apply(self, confidences: Sequence[float]) -> list[float]: ...
+
+@final
+class Product:
+    """A small float32 weight `[cols, inner]`, packed for products of a few rows; `run` works by address."""
+
+    def __new__(cls, weight: Any) -> Product: ...
+    def run(self, x: int, rows: int, start: int, out: int) -> None: ...
 
 @final
 class Ticket:

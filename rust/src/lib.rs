@@ -16,6 +16,7 @@ mod linear;
 pub mod mutant;
 pub mod noise;
 pub mod params;
+pub mod product;
 pub mod rows;
 pub mod schedule;
 pub mod stop;

@@ -4,6 +4,7 @@ mod decide;
 mod engine;
 mod errors;
 mod params;
+mod product;
 mod runner;
 mod schedule;
 mod tensors;
@@ -20,6 +21,8 @@ mod _core {
     use super::decide::{accept_batch, draft_chain, step_logits};
     #[pymodule_export]
     use super::engine::PyEngine;
+    #[pymodule_export]
+    use super::product::PyProduct;
     #[pymodule_export]
     use super::schedule::{PyCalibration, PyCostTable, plan_lengths, threshold_prefix};
     #[pymodule_export]
