@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 
 import torch
@@ -43,6 +44,12 @@ def _can_pack(weight: Tensor) -> bool:
     return weight.numel() >= PACK_FROM.get(weight.dtype, weight.numel() + 1)
 
 
+def _is_small(weight: Tensor) -> bool:
+    """Whether the core's product is meant for it: measured on x86-64 alone."""
+    few = 0 < weight.numel() < PACK_FROM[torch.float32]
+    return few and weight.is_cpu and weight.dtype == torch.float32 and platform.machine() in ("x86_64", "AMD64")
+
+
 class FusedLinear:
     """y = x W^T + b for the stacked rows of one or more linears, without gradients.
 
@@ -69,7 +76,7 @@ class FusedLinear:
             self.packed = _reorder(weight, EXPECTED_ROWS)  # type: ignore[misc]
         else:
             self.weight_t = weight.t()
-            if weight.is_cpu and weight.dtype == torch.float32 and weight.numel() and self.bias is None:
+            if self.bias is None and _is_small(weight):
                 self.small = _core.Product(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
