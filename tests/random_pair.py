@@ -104,6 +104,10 @@ def write_draft(
     }
     if not confidence:
         del weights["confidence_head.proj.weight"], weights["confidence_head.proj.bias"]
+    if head == "none":
+        del weights["markov_head.markov_w1.weight"], weights["markov_head.markov_w2.weight"]
+    if head == "none" and confidence:
+        weights["confidence_head.proj.weight"] = weights["confidence_head.proj.weight"][:, :HIDDEN].contiguous()
     if head == "gated":
         weights["markov_head.gate_proj.weight"] = draw(rank, HIDDEN + rank)
         weights["markov_head.gate_proj.bias"] = draw(rank)
@@ -122,9 +126,9 @@ def write_draft(
             "mask_token_id": 0,
             "target_layer_ids": taps,
             "enable_confidence_head": confidence,
-            "confidence_head_with_markov": True,
-            "markov_rank": rank,
-            "markov_head_type": head,
+            "confidence_head_with_markov": head != "none",
+            "markov_rank": 0 if head == "none" else rank,
+            "markov_head_type": "vanilla" if head == "none" else head,
             "projector_type": "dspark",
         },
     }

@@ -77,7 +77,7 @@ def test_neighbours_do_not_change_a_sampled_text(decoders: Decoders, acceptance:
         assert decoder.generate(PROMPTS[i % len(PROMPTS)], params[i]).token_ids == text
 
 
-@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("head", ["none", "vanilla", "gated", "rnn"])
 @pytest.mark.parametrize("acceptance", ["rejection", "block", "coupled"])
 def test_random_pairs_with_every_head(tmp_path: Path, head: str, acceptance: str) -> None:
     target = write_target(tmp_path / "target", 7)

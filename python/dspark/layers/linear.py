@@ -46,8 +46,9 @@ def _can_pack(weight: Tensor) -> bool:
 
 def _is_small(weight: Tensor) -> bool:
     """Whether the core's product is meant for it: measured on x86-64 alone."""
-    few = 0 < weight.numel() < PACK_FROM[torch.float32]
-    return few and weight.is_cpu and weight.dtype == torch.float32 and platform.machine() in ("x86_64", "AMD64")
+    if weight.dtype != torch.float32 or not weight.is_cpu or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    return 0 < weight.numel() < PACK_FROM[torch.float32]
 
 
 class FusedLinear:
