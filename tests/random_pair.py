@@ -107,7 +107,8 @@ def write_draft(
     if head == "none":
         del weights["markov_head.markov_w1.weight"], weights["markov_head.markov_w2.weight"]
     if head == "none" and confidence:
-        weights["confidence_head.proj.weight"] = weights["confidence_head.proj.weight"][:, :HIDDEN].contiguous()
+        name = "confidence_head.proj.weight"
+        weights[name] = weights[name][:, :HIDDEN].contiguous()
     if head == "gated":
         weights["markov_head.gate_proj.weight"] = draw(rank, HIDDEN + rank)
         weights["markov_head.gate_proj.bias"] = draw(rank)
