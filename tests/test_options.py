@@ -179,6 +179,12 @@ def test_what_others_support_and_we_do_not(name: str) -> None:
         SamplingParams(**{name: 1})  # type: ignore[arg-type]
 
 
+def test_token_ids_outside_of_the_vocabulary_are_refused(decoders: Decoders) -> None:
+    for name, value in (("logit_bias", {512: 1.0}), ("stop_token_ids", [3, 512])):
+        with pytest.raises(RequestError, match=f"{name} names token 512, outside of the ids from 0 to 511"):
+            decoders().generate(PROMPT, SamplingParams(**{name: value}))  # type: ignore[arg-type]
+
+
 def test_defaults() -> None:
     filled = SamplingParams(top_k=5).with_defaults({"temperature": 0.6, "top_k": 20, "top_p": 0.95})
     assert (filled.temperature, filled.top_k, filled.top_p, filled.min_p) == (0.6, 5, 0.95, 0.0)

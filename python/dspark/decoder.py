@@ -246,6 +246,7 @@ class DSparkDecoder:
             raise CapacityError("the decoder is closed")
         models = self._models
         params = (params or _DEFAULT).with_defaults(models.generation_config)
+        params.check_vocabulary(models.target.config.vocab_size)
         tokens = models.tokens(prompt)
         window = self._options.window(models)
         if len(tokens) > window:

@@ -102,6 +102,16 @@ class SamplingParams:
         """The stop strings as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    def check_vocabulary(self, size: int) -> None:
+        """Raises `RequestError` for a token id that a vocabulary of that size does not have."""
+        for name, ids in (
+            ("logit_bias", self.logit_bias or ()),
+            ("stop_token_ids", self.stop_token_ids or ()),
+        ):
+            for token in ids:
+                if token >= size:
+                    raise RequestError(f"{name} names token {token}, outside of the ids from 0 to {size - 1}")
+
     def with_defaults(self, generation_config: Mapping[str, Any]) -> SamplingParams:
         """A copy in which nothing is `None` that `generation_config` or the neutral value can fill."""
         greedy = generation_config.get("do_sample") is False
