@@ -46,7 +46,12 @@ def rms(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
 
 
 def plain_block(
-    tensors: dict[str, Tensor], config: dict[str, Any], taps: Tensor, anchor: int, embeddings: Tensor
+    tensors: dict[str, Tensor],
+    config: dict[str, Any],
+    taps: Tensor,
+    anchor: int,
+    embeddings: Tensor,
+    rule: str = "sliding",
 ) -> Tensor:
     """The backbone's output `[block, hidden]`, from the taps of the whole context and without any cache."""
     size, context = config["block_size"], len(taps)
@@ -86,9 +91,14 @@ def plain_block(
         scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(groups, 1)) / HEAD_DIM**0.5
         if kind == "sliding_attention":
             own, keys = torch.arange(context, context + size)[:, None], torch.arange(context + size)
-            scores = scores.masked_fill(
-                (keys > own) | (keys <= own - config["sliding_window"]), float("-inf")
-            )
+            window = config["sliding_window"]
+            hidden = {
+                "none": torch.zeros(size, context + size, dtype=torch.bool),
+                "sliding": (keys > own) | (keys <= own - window),
+                "anchored": (keys > own) | (keys < context - window),
+                "anchored, bidirectional": (keys < context - window).expand(size, -1),
+            }[rule]
+            scores = scores.masked_fill(hidden, float("-inf"))
         out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.repeat_interleave(groups, 1))
         x = x + out.reshape(size, -1) @ w("self_attn.o_proj").T + b("o_proj")
         h = rms(x, w("post_attention_layernorm"))
@@ -128,7 +138,9 @@ def test_blocks_equal_the_plain_formula(
         for start, stop in ((0, 1), (1, 4), (4, 5), (5, 90)):
             draft.extend([(context, stop - start)], taps[start:stop])
             hidden, base = draft.block([7], [context])
-            expected = plain_block(tensors, config, taps[:stop], 7, embeddings)
+            # The flat format's own evaluation applies no window.
+            rule = "none" if own else "sliding"
+            expected = plain_block(tensors, config, taps[:stop], 7, embeddings, rule)
             # The rotation's angles are float32 here and there, hence not EXACT.
             assert (hidden - expected).abs().max() < 1e-6
             assert (base - expected @ head.T).abs().max() < 1e-5
@@ -182,7 +194,7 @@ def test_the_context_survives_growing(tmp_path: Path) -> None:
 
 
 def test_the_frozen_and_the_differentiable_model_agree(tmp_path: Path) -> None:
-    frozen = make(tmp_path, None, **WINDOW)
+    frozen = make(tmp_path, None)
     config, weights = read_draft_directory(tmp_path)
     from safetensors.torch import load_file
 

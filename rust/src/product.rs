@@ -171,9 +171,10 @@ mod x86 {
                 const VECTORS: usize = PANEL / $lanes;
                 let mut sums = [[$zero(); VECTORS]; R];
                 for (k, w) in panel.as_chunks::<PANEL>().0.iter().enumerate() {
-                    // SAFETY: the VECTORS loads read the PANEL numbers of `w`.
-                    let w: [_; VECTORS] =
-                        std::array::from_fn(|v| unsafe { $load(w.as_ptr().add(v * $lanes)) });
+                    let w: [_; VECTORS] = std::array::from_fn(|v| {
+                        // SAFETY: the VECTORS loads read the PANEL numbers of `w`.
+                        unsafe { $load(w.as_ptr().add(v * $lanes)) }
+                    });
                     for r in 0..R {
                         let factor = $splat(x[r][k]);
                         for v in 0..VECTORS {

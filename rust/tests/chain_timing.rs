@@ -61,9 +61,10 @@ fn chains(name: &str, vocabulary: usize, rank: usize, hidden: usize, times: usiz
     let rnn = MarkovKind::Rnn {
         joint_w: Rows::F32(Matrix::contiguous(&joint, 2 * rank + hidden)),
         joint_b: Row::F32(&bias),
+        through_anchor: false,
     };
     let confidence = Some(ConfidenceHead { weight: Row::F32(&weight), bias: None, with_markov: true });
-    let heads = |kind| Heads { markov: Some(MarkovHead { kind, w1, w2 }), confidence };
+    let heads = |kind| Heads { markov: Some(MarkovHead { kind, w1, w2 }), confidence, vocabulary: None };
     // What a target pass does to the caches.
     let sweep = vec![1u64; 12 << 20];
     let cold = || {

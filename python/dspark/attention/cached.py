@@ -18,7 +18,14 @@ class _Part:
     __slots__ = ("keys_t", "start", "stop", "values", "visible", "write")
 
     def __init__(
-        self, store: KVStore, start: int, rows: int, groups: int, windows: Sequence[int | None], causal: bool
+        self,
+        store: KVStore,
+        start: int,
+        rows: int,
+        groups: int,
+        windows: Sequence[int | None],
+        causal: bool,
+        window_rule: str,
     ) -> None:
         end = store.length + rows
         store.reserve(end)
@@ -28,7 +35,8 @@ class _Part:
         data = store.data
         self.visible: dict[int | None, tuple[Visible, Tensor | None]] = {}
         for window in set(windows):
-            visible = Visible(rows, end, causal or window is not None, window)
+            hides_later = causal or (window is not None and window_rule != "anchored, bidirectional")
+            visible = Visible(rows, end, hides_later, window, window_rule != "sliding")
             mask = visible.mask(groups, data.dtype, data.device) if rows <= ROWS_AT_ONCE else None
             self.visible[window] = visible, mask
 
@@ -56,15 +64,19 @@ class CachedAttention:
         query_heads: int,
         windows: Sequence[int | None],
         causal: bool,
+        window_rule: str = "sliding",
     ) -> None:
-        """`windows[l]` bounds what layer l sees (None: everything); such a layer is causal in any case."""
+        """`windows[l]` bounds what layer l sees (None: everything); such a layer is causal in any case,
+        unless `window_rule` (`dspark.draft.config.WINDOW_RULES`) says otherwise."""
         self._query_heads = query_heads
         self._windows = windows
         self.device = segments[0][0].data.device
         self._parts: list[_Part] = []
         row = 0
         for store, rows in segments:
-            self._parts.append(_Part(store, row, rows, query_heads // store.kv_heads, windows, causal))
+            self._parts.append(
+                _Part(store, row, rows, query_heads // store.kv_heads, windows, causal, window_rule)
+            )
             row += rows
 
     def layer(self, index: int, heads: Tensor) -> Tensor:

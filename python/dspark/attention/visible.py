@@ -13,30 +13,41 @@ SHORTEST_REACH = 1024
 class Visible:
     """Visibility of R rows that end at the last of T keys.
 
-    Causal: row i sees the keys up to T - R + i, with a window no more than the last `window` of these, its
-    own included. Not causal: every row sees every key.
+    Causal: row i sees the keys up to T - R + i, with a window no more than the last `window` of these,
+    its own included. Not causal: every row sees every key. An anchored window does not slide: every row
+    sees the `window` keys before the first row (its own position not among them), and nothing else is
+    hidden by it.
     """
 
-    __slots__ = ("causal", "first", "rows", "total", "window")
+    __slots__ = ("anchored", "causal", "first", "rows", "total", "window")
 
-    def __init__(self, rows: int, total: int, causal: bool, window: int | None = None) -> None:
+    def __init__(
+        self, rows: int, total: int, causal: bool, window: int | None = None, anchored: bool = False
+    ) -> None:
         self.rows, self.total, self.causal, self.window = rows, total, causal, window
-        self.first = max(0, total - rows - window + 1) if window is not None else 0
+        self.anchored = anchored
+        self.first = max(0, total - rows - window + (not anchored)) if window is not None else 0
         """The first key that any row sees."""
 
     def piece(self, start: int, stop: int) -> Visible:
         """Visibility of rows start .. stop - 1 alone; its `total` drops the keys behind them."""
         total = self.total - self.rows + stop if self.causal else self.total
-        return Visible(stop - start, total, self.causal, self.window)
+        window = self.window
+        if (
+            self.anchored and window is not None
+        ):  # counted from this piece's first row, it reaches farther back
+            window += (total - (stop - start)) - (self.total - self.rows)
+        return Visible(stop - start, total, self.causal, window, self.anchored)
 
     def mask(self, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """Additive, `[rows * groups, total - first]`, each row `groups` times; None where nothing is
         hidden."""
         if not self.causal or (self.rows == 1 and self.total - self.first <= (self.window or self.total)):
             return None
+        window = None if self.anchored else self.window
         start = self.total - self.rows - self.first
         reach = max(SHORTEST_REACH, 1 << (start - 1).bit_length()) if start else SHORTEST_REACH
-        return _strip(self.rows, groups, self.window, reach, dtype, device)[:, reach - start :]
+        return _strip(self.rows, groups, window, reach, dtype, device)[:, reach - start :]
 
 
 @lru_cache(maxsize=32)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dspark.target import TargetModel
+from dspark.target.protocol import Target
 
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4}
 """Difference of two logits that float arithmetic explains, whatever their size."""
@@ -21,7 +21,7 @@ most over 160 rows."""
 class Reference:
     """Logits of a target from plain full forward passes, each with a fresh cache."""
 
-    def __init__(self, target: TargetModel) -> None:
+    def __init__(self, target: Target) -> None:
         self._target = target
 
     def next_row(self, token_ids: Sequence[int]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,13 +12,23 @@ from dspark.errors import CheckpointError
 
 T = TypeVar("T")
 
+LARGEST = 2**31 - 1
+"""No size, count or token id is larger: what is comes from a damaged file."""
+
+LARGEST_NUMBER = sys.float_info.max
+"""JSON's integers have no limit, floats do."""
+
+MOST_LAYERS = 4096
+
 
 class ConfigFile:
     """A JSON object on disk. `null` counts as absent everywhere."""
 
-    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+    def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
+        """`prefix` stands before the keys in messages: where in the file `values` is."""
         self.path = path
         self.values = values
+        self.prefix = prefix
 
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
@@ -27,11 +38,16 @@ class ConfigFile:
             raise CheckpointError(
                 f"{path.parent}: no {path.name} there, so this is not a checkpoint"
             ) from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from error
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: expected a JSON object, found {type(values).__name__}")
         return cls(path, values)
+
+    def inside(self, key: str) -> ConfigFile | None:
+        """A nested object, to be read like the file itself, or None if absent."""
+        values = self.object(key)
+        return None if values is None else ConfigFile(self.path, values, f"{self.prefix}{key}.")
 
     def raw(self, key: str) -> Any:
         """The value as stored, or None."""
@@ -48,7 +64,7 @@ class ConfigFile:
         """A required positive integer."""
         value = self.optional_integer(key)
         if value is None:
-            raise CheckpointError(f"{self.path}: {key} is missing; expected a positive integer")
+            raise CheckpointError(f"{self.path}: {self.prefix}{key} is missing; expected a positive integer")
         return value
 
     def optional_integer(self, key: str) -> int | None:
@@ -59,9 +75,16 @@ class ConfigFile:
         value = self.raw(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_NUMBER:
             raise self.wrong(key, "a number", value)
         return float(value)
+
+    def positive_number(self, key: str, default: float) -> float:
+        """A number above 0."""
+        value = self.number(key, default)
+        if value <= 0.0:
+            raise self.wrong(key, "a number above 0", value)
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.raw(key)
@@ -91,6 +114,8 @@ class ConfigFile:
     def layer_windows(self, layers: int) -> tuple[int | None, ...]:
         """The attention window of each layer (None: full attention), from `layer_types` and
         `sliding_window`."""
+        if layers > MOST_LAYERS:
+            raise self.wrong("num_hidden_layers", f"at most {MOST_LAYERS}", layers)
         kinds = self.raw("layer_types")
         if kinds is None:
             kinds = self._layer_types_of_older_configs(layers)
@@ -131,16 +156,27 @@ class ConfigFile:
                 raise self.wrong(name, expected, raw)
             if found is not None and found[1] != value:
                 raise CheckpointError(
-                    f"{self.path}: {found[0]} is {found[1]!r} but {name} is {value!r}; they must be equal"
+                    f"{self.path}: {self.prefix}{found[0]} is {found[1]!r} but {self.prefix}{name} is "
+                    f"{value!r}; "
+                    "they must be equal"
                 )
             found = found or (name, value)
         return None if found is None else found[1]
 
     def wrong(self, key: str, expected: str, found: Any) -> CheckpointError:
         """The error for a value of the wrong kind."""
-        return CheckpointError(f"{self.path}: {key} must be {expected}, found {found!r}")
+        return CheckpointError(
+            f"{self.path}: {self.prefix}{key} must be {expected}, found {shortened(found)}"
+        )
+
+
+def shortened(value: Any) -> str:
+    """`repr`, cut where it would fill the screen."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def positive_integer(value: Any) -> int | None:
     """`value` if it is a positive integer, else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_integer and 0 < value <= LARGEST else None

@@ -40,34 +40,30 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _is_target(config: ConfigFile) -> bool:
-    from dspark.target.config import ARCHITECTURES
+    from dspark.target.families import find_family
 
     seen = config.architectures()
     if seen:
-        return any(name in ARCHITECTURES or name.endswith("ForCausalLM") for name in seen)
+        named = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in seen)
+        return named or find_family(config) is not None
+    # A draft without a name may carry the model_type of its target.
     drafting = ("target_layer_ids", "dflash_config", "block_size", "transformer_layer_config")
     return not any(config.raw(key) is not None for key in drafting)
 
 
 def _target(directory: Path, file: ConfigFile) -> dict[str, Any]:
-    from dspark.target.config import TargetConfig
-    from dspark.target.parameters import target_shapes
+    from dspark.target.families import family_of
 
-    config = TargetConfig.from_file(file)
+    family = family_of(file)
     weights = WeightFiles.open(directory)
-    names = target_shapes(config, weights)
-    for name, shape in names.items():
-        weights.check(name, shape)
+    description = family.describe(file, weights)
     return {
         "role": "target",
         "path": str(directory),
-        "architecture": config.architecture,
-        "tied_embeddings": config.tie_word_embeddings,
-        "biases": {"qkv": config.qkv_bias, "output": config.output_bias, "mlp": config.mlp_bias},
-        "qk_norm": config.qk_norm,
-        **_sizes(config),
-        **_storage(weights, set(names)),
-        "warnings": _warnings(weights, set(names)),
+        **description.facts,
+        **_storage(weights, description.tensors, description.ignored),
+        **({"ignored_tensors": description.ignored} if description.ignored else {}),
+        "warnings": [*description.notes, *_warnings(weights, description.tensors, description.ignored)],
     }
 
 
@@ -99,13 +95,25 @@ def _draft(directory: Path, file: ConfigFile) -> dict[str, Any]:
         "mask_token_id": config.mask_token_id,
         "own_embeddings": config.own_embeddings,
         "own_output_head": config.own_head,
-        **_sizes(config),
+        "draft_vocab_size": config.draft_vocab_size,
+        "window_rule": config.window_rule if any(config.windows) else None,
+        **_soft_cap(config),
+        **sizes(config),
         **_storage(weights, set(names)),
         "warnings": [*config.notes, *_warnings(weights, set(names))],
     }
 
 
-def _sizes(config: DraftConfig | TargetConfig) -> dict[str, Any]:
+def _soft_cap(config: DraftConfig) -> dict[str, Any]:
+    from dspark.draft.gemma4.config import Gemma4DraftConfig
+
+    if not isinstance(config, Gemma4DraftConfig):
+        return {}
+    return {"final_logit_softcapping": config.final_logit_softcapping, "shared_values": config.shared_values}
+
+
+def sizes(config: DraftConfig | TargetConfig) -> dict[str, Any]:
+    """Sizes, rotation and windows that drafts and dense targets have."""
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -120,7 +128,7 @@ def _sizes(config: DraftConfig | TargetConfig) -> dict[str, Any]:
     }
 
 
-def _storage(weights: WeightFiles, names: set[str]) -> dict[str, Any]:
+def _storage(weights: WeightFiles, names: set[str], ignored: dict[str, int] | None = None) -> dict[str, Any]:
     dtypes: dict[str, int] = {}
     for name in sorted(names):
         stored = weights.tensors[name]
@@ -130,13 +138,19 @@ def _storage(weights: WeightFiles, names: set[str]) -> dict[str, Any]:
         "tensors": len(names),
         "dtypes": dtypes,
         "files": [{"name": file.name, "bytes": file.stat().st_size} for file in weights.files],
-        "unused_tensors": sorted(set(weights.tensors) - names),
+        "unused_tensors": _unused(weights, names, ignored),
     }
 
 
-def _warnings(weights: WeightFiles, names: set[str]) -> list[str]:
+def _unused(weights: WeightFiles, names: set[str], ignored: dict[str, int] | None) -> list[str]:
+    """Tensors that nobody reads, without those left out on purpose, whose names start as `ignored` says."""
+    known = tuple(ignored or ())
+    return sorted(name for name in set(weights.tensors) - names if not name.startswith(known))
+
+
+def _warnings(weights: WeightFiles, names: set[str], ignored: dict[str, int] | None = None) -> list[str]:
     warnings = []
-    extra = sorted(set(weights.tensors) - names)
+    extra = _unused(weights, names, ignored)
     if extra:
         shown = ", ".join(extra[:4]) + (", ..." if len(extra) > 4 else "")
         warnings.append(f"{len(extra)} tensors are not used: {shown}")

@@ -12,6 +12,8 @@ from dspark.errors import CheckpointError
 KINDS = ("default", "linear", "yarn", "llama3")
 PLACES = ("rope_parameters", "rope_scaling")
 DEFAULT_THETA = 10_000.0
+LARGEST_NUMBER = 1e30
+"""No base or factor is larger, and no limit: what is, or is not a number, comes from a damaged file."""
 
 T = TypeVar("T")
 
@@ -32,6 +34,8 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    proportion: float = 1.0
+    """Kind "proportional" (Gemma 4): the part of the pairs that rotates; the others stand still."""
 
 
 def read_rope(config: ConfigFile) -> RopeConfig:
@@ -56,7 +60,11 @@ def read_rope(config: ConfigFile) -> RopeConfig:
         raise CheckpointError(
             f"{config.path}: partial_rotary_factor is {partial}; only 1.0 is supported here"
         )
-    theta = reader.value("rope_theta", _number, top_level=True) or DEFAULT_THETA
+    theta = reader.value("rope_theta", _number, top_level=True)
+    if theta is None:
+        theta = DEFAULT_THETA
+    if theta <= 1.0:
+        raise CheckpointError(f"{config.path}: {config.prefix}rope_theta is {theta}; expected more than 1")
     if kind == "default":
         return RopeConfig(kind=kind, theta=theta)
     return _extended(kind, theta, reader)
@@ -81,6 +89,12 @@ def _extended(kind: str, theta: float, reader: _Reader) -> RopeConfig:
             raise CheckpointError(
                 f"{reader.config.path}: rope_type {kind!r} needs a positive {key}, found {value}"
             )
+    if original is not None and original < 1 and kind != "linear":
+        raise CheckpointError(f"{reader.config.path}: {original_key} is {original}; expected at least 1")
+    if kind == "llama3" and (low is None or high is None or low >= high):
+        raise CheckpointError(
+            f"{reader.config.path}: low_freq_factor is {low}; expected less than high_freq_factor {high}"
+        )
     truncate = reader.value("truncate", _flag)
     return RopeConfig(
         kind=kind,
@@ -89,13 +103,22 @@ def _extended(kind: str, theta: float, reader: _Reader) -> RopeConfig:
         original_max_position_embeddings=int(original or 0),
         low_freq_factor=low or 1.0,
         high_freq_factor=high or 4.0,
-        beta_fast=reader.value("beta_fast", _number) or 32.0,
-        beta_slow=reader.value("beta_slow", _number) or 1.0,
-        attention_factor=reader.value("attention_factor", _number),
+        beta_fast=_positive(reader, "beta_fast") or 32.0,
+        beta_slow=_positive(reader, "beta_slow") or 1.0,
+        attention_factor=_positive(reader, "attention_factor"),
         mscale=reader.value("mscale", _number),
         mscale_all_dim=reader.value("mscale_all_dim", _number),
         truncate=True if truncate is None else truncate,
     )
+
+
+def _positive(reader: _Reader, key: str) -> float | None:
+    value = reader.value(key, _number)
+    if value is not None and value <= 0:
+        raise CheckpointError(
+            f"{reader.config.path}: {key} of the rotation is {value}; expected a positive number"
+        )
+    return value
 
 
 class _Reader:
@@ -122,7 +145,9 @@ class _Reader:
 
 
 def _number(value: Any) -> float | None:
-    return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= LARGEST_NUMBER else None
 
 
 def _text(value: Any) -> str | None:

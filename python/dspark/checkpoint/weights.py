@@ -44,8 +44,11 @@ class WeightFiles:
         try:
             places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             shards = sorted({directory / shard for shard in places.values()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{index}: not an index of safetensors shards ({error!r})") from error
+        for shard in shards:
+            if shard.parent != directory or not shard.name:
+                raise CheckpointError(f"{index}: names the shard {shard}, which is not a file beside it")
         tensors: dict[str, StoredTensor] = {}
         for shard in shards:
             if not shard.exists():

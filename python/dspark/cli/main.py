@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from dspark import __version__
-from dspark.cli import audit, chat, generate, inspect
+from dspark.cli import audit, chat, export, generate, inspect
 from dspark.cli.show import print_json, say
 from dspark.errors import ConfigError, DSparkError
 
 ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 """Exit codes; the last two are what a shell reports for a process ended by SIGINT or SIGPIPE."""
 
-_COMMANDS = {"generate": generate, "chat": chat, "inspect": inspect, "audit": audit}
+_COMMANDS = {"generate": generate, "chat": chat, "inspect": inspect, "export": export, "audit": audit}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dspark.draft.confidence import AcceptRatePredictor
     from dspark.draft.config import DraftConfig
     from dspark.draft.context import DraftContext
+    from dspark.draft.gemma4.model import Gemma4DSparkModel
     from dspark.draft.load import load_draft
     from dspark.draft.markov import GatedMarkovHead, RNNHead, VanillaMarkov
     from dspark.draft.model import DSparkDraftModel
@@ -20,6 +21,7 @@ __all__ = [
     "DraftConfig",
     "DraftContext",
     "GatedMarkovHead",
+    "Gemma4DSparkModel",
     "RNNHead",
     "VanillaMarkov",
     "load_draft",
@@ -31,6 +33,7 @@ _MODULES = {
     "DraftConfig": "config",
     "DraftContext": "context",
     "GatedMarkovHead": "markov",
+    "Gemma4DSparkModel": "gemma4.model",
     "RNNHead": "markov",
     "VanillaMarkov": "markov",
     "load_draft": "load",

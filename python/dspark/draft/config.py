@@ -8,13 +8,18 @@ from dspark.checkpoint.rope import RopeConfig
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
+WINDOW_RULES = ("sliding", "anchored", "anchored, bidirectional")
+"""What row i of a block at position p + i sees in a layer with window w. Sliding (SpecForge): the last w
+positions, its own included. Anchored (speculators): of the context what is behind p - w, whatever i is, and
+of the block what is not after it; or, bidirectional, all of the block."""
+
 
 @dataclass(frozen=True)
 class DraftConfig:
     """One description for every packaging; read it with `dspark.draft.packaging.read_draft`.
 
     Attributes:
-        packaging: "flat" or "nested".
+        packaging: "flat", "nested", "speculators" or "dflash".
         architecture: the entry of `architectures`, or what it was recognised as.
         block_size: drafted inputs per block at serving time; gamma unless slot 0 is dropped.
         training_block_size: the widest block that the weights have seen.
@@ -24,13 +29,18 @@ class DraftConfig:
         target_hidden_size: width of one tap.
         markov_rank: 0 means that there is no Markov head; then `markov_head_type` is None.
         own_embeddings, own_head: whether the checkpoint holds them; else they are the target's.
+        vocab_size: tokens of the target; embeddings, W1 and all token ids go by these.
+        draft_vocab_size: tokens that can be drafted; fewer where the checkpoint has a map (see
+            `dspark.draft.vocabulary`). Output head and W2 have as many rows.
         windows: each layer's sliding window, or None for full attention.
+        window_rule: what a sliding layer sees, see `WINDOW_RULES`.
         notes: what was not said by the checkpoint and follows from its format, for `inspect`.
     """
 
     packaging: str
     architecture: str
     vocab_size: int
+    draft_vocab_size: int
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -55,9 +65,22 @@ class DraftConfig:
     own_embeddings: bool
     own_head: bool
     drop_anchor_slot: bool = False
+    window_rule: str = "sliding"
     notes: tuple[str, ...] = ()
 
     @property
     def gamma(self) -> int:
         """Tokens drafted per block."""
         return self.block_size - 1 if self.drop_anchor_slot else self.block_size
+
+    @property
+    def reduced(self) -> bool:
+        """Whether some tokens of the target cannot be drafted."""
+        return self.draft_vocab_size != self.vocab_size
+
+    @property
+    def state_rows(self) -> int:
+        """Hidden states per block that the heads read: gamma, and one of the anchor's own slot before them
+        where a recurrent head goes through that slot although nothing is drafted from it."""
+        through_anchor = self.drop_anchor_slot and self.markov_head_type == "rnn"
+        return self.gamma + 1 if through_anchor else self.gamma

@@ -6,28 +6,33 @@ import dataclasses
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from dspark.checkpoint.load import Progress, load_parameters, resolve_dtype
+from dspark.checkpoint.load import ParameterReader, Progress, on_meta, resolve_dtype
+from dspark.draft.build import build_draft
 from dspark.draft.config import DraftConfig
 from dspark.draft.model import DSparkDraftModel
 from dspark.draft.packaging import read_draft_directory
 from dspark.draft.packaging.heads import CONFIDENCE_BIAS, stored_name
+from dspark.draft.parameters import stored_parameters
+from dspark.draft.vocabulary import OFFSETS, read_target_ids
 from dspark.errors import CheckpointError, ConfigError
-from dspark.target.model import TargetModel
+from dspark.target.protocol import Target
 
 
 def load_draft(
     path: str | os.PathLike[str],
     *,
-    target: TargetModel | None,
+    target: Target | None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str = "auto",
     progress: Progress | None = None,
     block_size: int | None = None,
 ) -> DSparkDraftModel:
-    """Loads, binds and freezes a draft, flat or nested.
+    """Loads, binds and freezes a draft of any packaging.
 
     Args:
         path: directory with config.json and safetensors weights, single or sharded.
@@ -52,8 +57,9 @@ def load_draft(
             f"{weights.where()}: the draft has no {'output head' if config.own_embeddings else 'embeddings'} "
             "of its own, and there is no target to take them from"
         )
-    with torch.device("meta"):
-        model = DSparkDraftModel(config)
+    stored_parameters(config, weights)  # refused before anything of these sizes is made
+    with on_meta():
+        model = build_draft(config)
     names = {name: stored_name(weights, name) for name, _ in model.named_parameters()}
     place = torch.device(device)
     element = resolve_dtype(dtype, weights, names)
@@ -63,13 +69,38 @@ def load_draft(
         del names[CONFIDENCE_BIAS]
         zero = torch.zeros(1, dtype=element, device=place)
         model.confidence_head.proj.bias = nn.Parameter(zero, requires_grad=False)
-    load_parameters(model, weights, names, place, element, progress)
+    reader = ParameterReader(model, weights, names, place, element, progress)
+    reader.vectors()  # norms tell device and dtype
+    if config.reduced or OFFSETS in weights:
+        _place_vocabulary(model, reader, read_target_ids(weights.tensors[OFFSETS], config.vocab_size))
     if target is not None:
         model.bind(target)
-    return model.eval().freeze()
+    model.eval().freeze(reader.fill)
+    reader.fill("")
+    return model
 
 
-def _auto_dtype(stored: torch.dtype, target: TargetModel | None, device: torch.device) -> torch.dtype:
+def _place_vocabulary(model: DSparkDraftModel, reader: ParameterReader, tokens: NDArray[np.int64]) -> None:
+    """Sets `target_ids`. The core wants them ascending: where they do not, the rows of output head and W2 are
+    put into that order once."""
+    order = np.argsort(tokens)
+    if (order == np.arange(len(order))).all():
+        if not model.config.reduced:
+            return  # every token stands for itself
+    else:
+        reader.reorder("lm_head.weight", torch.from_numpy(order))
+        reader.reorder("markov_head.markov_w2.weight", torch.from_numpy(order))
+        if not (model.config.reduced or model.config.own_head):
+            raise CheckpointError(
+                f"{model.config.packaging} draft: {OFFSETS} permutes the whole vocabulary, but the output "
+                "head is "
+                "the target's"
+            )
+    if model.config.reduced:
+        model.target_ids = torch.from_numpy(tokens[order]).to(model.device)
+
+
+def _auto_dtype(stored: torch.dtype, target: Target | None, device: torch.device) -> torch.dtype:
     if target is None or (stored.itemsize < target.dtype.itemsize and _multiplies(stored, device)):
         return stored
     return target.dtype

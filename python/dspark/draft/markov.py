@@ -19,13 +19,14 @@ class VanillaMarkov(nn.Module):
     kind = "vanilla"
     needs_hidden = False
 
-    def __init__(self, vocab_size: int, markov_rank: int) -> None:
+    def __init__(self, vocab_size: int, markov_rank: int, draft_vocab_size: int | None = None) -> None:
+        """`vocab_size` tokens can come before; `draft_vocab_size` (None: as many) can be drafted."""
         super().__init__()
         if markov_rank < 1:
             raise ConfigError(f"a Markov head needs a rank of at least 1, found {markov_rank}")
         self.markov_rank = markov_rank
         self.markov_w1 = nn.Embedding(vocab_size, markov_rank)
-        self.markov_w2 = nn.Linear(markov_rank, vocab_size, bias=False)
+        self.markov_w2 = nn.Linear(markov_rank, draft_vocab_size or vocab_size, bias=False)
 
     def initial_state(self, like: Tensor) -> Tensor | None:
         """State before the first slot, for inputs shaped `[..., rank]` like `like`; None: stateless."""
@@ -38,7 +39,7 @@ class VanillaMarkov(nn.Module):
     def step(
         self, previous: Tensor, hidden: Tensor | None = None, state: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Bias `[..., vocabulary]` after tokens `previous` `[...]`, and the next state.
+        """Bias `[..., draft vocabulary]` after tokens `previous` `[...]`, and the next state.
 
         `hidden` `[..., hidden]` is the backbone's output at the slot; heads that do not read it ignore it.
         """
@@ -48,7 +49,8 @@ class VanillaMarkov(nn.Module):
         """Logits with the bias, teacher-forced.
 
         Args:
-            base_logits: `[..., slots, vocabulary]`. previous: `[..., slots]`, the token before each slot.
+            base_logits: `[..., slots, draft vocabulary]`. previous: `[..., slots]`, the token before each
+                slot.
             hidden: `[..., slots, hidden]`.
         """
         bias, _ = self.step(previous, hidden)
@@ -61,8 +63,10 @@ class GatedMarkovHead(VanillaMarkov):
     kind = "gated"
     needs_hidden = True
 
-    def __init__(self, vocab_size: int, markov_rank: int, hidden_size: int) -> None:
-        super().__init__(vocab_size, markov_rank)
+    def __init__(
+        self, vocab_size: int, markov_rank: int, hidden_size: int, draft_vocab_size: int | None = None
+    ) -> None:
+        super().__init__(vocab_size, markov_rank, draft_vocab_size)
         self.gate_proj = nn.Linear(hidden_size + markov_rank, markov_rank)
 
     def step(
@@ -82,8 +86,10 @@ class RNNHead(VanillaMarkov):
     kind = "rnn"
     needs_hidden = True
 
-    def __init__(self, vocab_size: int, markov_rank: int, hidden_size: int) -> None:
-        super().__init__(vocab_size, markov_rank)
+    def __init__(
+        self, vocab_size: int, markov_rank: int, hidden_size: int, draft_vocab_size: int | None = None
+    ) -> None:
+        super().__init__(vocab_size, markov_rank, draft_vocab_size)
         self.joint_proj = nn.Linear(2 * markov_rank + hidden_size, 3 * markov_rank)
 
     def initial_state(self, like: Tensor) -> Tensor | None:
@@ -111,16 +117,18 @@ class RNNHead(VanillaMarkov):
         return torch.stack(slots, dim=-2)
 
 
-def build_markov_head(kind: str | None, vocab_size: int, rank: int, hidden_size: int) -> VanillaMarkov | None:
+def build_markov_head(
+    kind: str | None, vocab_size: int, rank: int, hidden_size: int, draft_vocab_size: int | None = None
+) -> VanillaMarkov | None:
     """The head of a configuration: None, "vanilla", "gated" or "rnn"."""
     if kind is None:
         return None
     if kind == "vanilla":
-        return VanillaMarkov(vocab_size, rank)
+        return VanillaMarkov(vocab_size, rank, draft_vocab_size)
     if kind == "gated":
-        return GatedMarkovHead(vocab_size, rank, hidden_size)
+        return GatedMarkovHead(vocab_size, rank, hidden_size, draft_vocab_size)
     if kind == "rnn":
-        return RNNHead(vocab_size, rank, hidden_size)
+        return RNNHead(vocab_size, rank, hidden_size, draft_vocab_size)
     raise ConfigError(f"unknown Markov head {kind!r}; known are vanilla, gated and rnn")
 
 

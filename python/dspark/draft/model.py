@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -16,10 +16,10 @@ from dspark.draft.context import DraftContext
 from dspark.draft.frozen import FrozenDraft
 from dspark.draft.markov import build_markov_head
 from dspark.errors import ConfigError
-from dspark.layers.decoder import DecoderLayer, LayerShape, decoder_layers
+from dspark.layers.decoder import DecoderLayer, KeysValues, LayerShape, decoder_layers
 from dspark.layers.norm import RMSNorm
 from dspark.layers.rotary import RotaryTable
-from dspark.target.model import TargetModel
+from dspark.target.protocol import Target
 
 
 class DSparkDraftModel(nn.Module):
@@ -30,9 +30,42 @@ class DSparkDraftModel(nn.Module):
     inference.
     """
 
+    target_ids: Tensor | None
+    """Of a reduced draft vocabulary: the target's token of each column of base logits, ascending, int64."""
+
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.config = config
+        self.register_buffer("target_ids", None, persistent=False)
+        taps = len(config.target_layer_ids)
+        self.fc = nn.Linear(taps * config.target_hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = self._build_layers()
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.embed_tokens = (
+            nn.Embedding(config.vocab_size, config.hidden_size) if config.own_embeddings else None
+        )
+        self.lm_head = (
+            nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) if config.own_head else None
+        )
+        self.markov_head = build_markov_head(
+            config.markov_head_type,
+            config.vocab_size,
+            config.markov_rank,
+            config.hidden_size,
+            config.draft_vocab_size,
+        )
+        self.confidence_head: AcceptRatePredictor | None = None
+        if config.enable_confidence_head:
+            rank = config.markov_rank if config.confidence_head_with_markov else 0
+            self.confidence_head = AcceptRatePredictor(config.hidden_size, rank)
+        self._target: Target | None = None
+        self._frozen: FrozenDraft | None = None
+        self._fill: Callable[[str], None] = lambda prefix: None
+        self._rotary: RotaryTable | None = None
+
+    def _build_layers(self) -> nn.ModuleList:
+        config = self.config
         shape = LayerShape(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
@@ -44,27 +77,7 @@ class DSparkDraftModel(nn.Module):
             output_bias=config.attention_bias,
             qk_norm=True,
         )
-        taps = len(config.target_layer_ids)
-        self.fc = nn.Linear(taps * config.target_hidden_size, config.hidden_size, bias=False)
-        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.embed_tokens = (
-            nn.Embedding(config.vocab_size, config.hidden_size) if config.own_embeddings else None
-        )
-        self.lm_head = (
-            nn.Linear(config.hidden_size, config.vocab_size, bias=False) if config.own_head else None
-        )
-        self.markov_head = build_markov_head(
-            config.markov_head_type, config.vocab_size, config.markov_rank, config.hidden_size
-        )
-        self.confidence_head: AcceptRatePredictor | None = None
-        if config.enable_confidence_head:
-            rank = config.markov_rank if config.confidence_head_with_markov else 0
-            self.confidence_head = AcceptRatePredictor(config.hidden_size, rank)
-        self._target: TargetModel | None = None
-        self._frozen: FrozenDraft | None = None
-        self._rotary: RotaryTable | None = None
+        return nn.ModuleList(DecoderLayer(shape) for _ in range(config.num_hidden_layers))
 
     @property
     def device(self) -> torch.device:
@@ -76,7 +89,7 @@ class DSparkDraftModel(nn.Module):
         """The weights' dtype."""
         return self.norm.weight.dtype
 
-    def bind(self, target: TargetModel) -> DSparkDraftModel:
+    def bind(self, target: Target) -> DSparkDraftModel:
         """Takes from the target what the draft does not own: embeddings, output head.
 
         The draft may compute in another dtype than the target. What it borrows is converted: embeddings
@@ -111,6 +124,10 @@ class DSparkDraftModel(nn.Module):
                 f"the draft has hidden size {config.hidden_size} and takes embeddings or head from the "
                 f"target, whose hidden size is {theirs.hidden_size}"
             )
+        for what, own in (("embeddings", config.own_embeddings), ("output head", config.own_head)):
+            refusals = {} if own else getattr(target, "refuses_to_lend", {})
+            if what in refusals:
+                raise ConfigError(f"the draft has no {what} of its own, and {refusals[what]}")
         self.__dict__["_target"] = target  # not a submodule: the target's parameters are not the draft's
         return self
 
@@ -123,35 +140,45 @@ class DSparkDraftModel(nn.Module):
         return self._needed_target("embeddings").embed(token_ids).to(self.dtype)
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Base logits `[rows, vocabulary]` of the backbone's output `[rows, hidden]`."""
+        """Base logits `[rows, draft vocabulary]` of the backbone's output `[rows, hidden]`."""
         if self._frozen is not None and self._frozen.head is not None:
             return self._frozen.head(hidden)
         if self.lm_head is not None:
             return self.lm_head(hidden)  # type: ignore[no-any-return]
         target = self._needed_target("output head")
-        return target.project(hidden.to(target.dtype))
+        logits = target.project(hidden.to(target.dtype))
+        return logits if self.target_ids is None else logits.index_select(1, self.target_ids)
 
-    def freeze(self) -> DSparkDraftModel:
-        """Prepares for inference and drops the separate weights: no training or saving afterwards."""
+    def freeze(self, fill: Callable[[str], None] = lambda prefix: None) -> DSparkDraftModel:
+        """Prepares for inference and drops the separate weights: no training or saving afterwards.
+
+        `fill` is called with the start of parameter names before these are needed, so that a checkpoint can
+        be read while it is frozen and is never in memory twice.
+        """
         if self._frozen is None:
+            self._fill = fill
+            fill("lm_head.")
             with torch.inference_mode():
-                self._frozen = FrozenDraft(
-                    self.fc,
-                    self.hidden_norm,
-                    decoder_layers(self.layers),
-                    self.norm,
-                    self.embed_tokens,
-                    self.lm_head or self._converted_head(),
-                )
+                self._frozen = self._frozen_parts(self.lm_head or self._converted_head())
             self.layers = nn.ModuleList()
             self.fc = self.hidden_norm = self.lm_head = None  # type: ignore[assignment]
         return self
+
+    def _frozen_parts(self, head: nn.Linear | None) -> FrozenDraft:
+        layers = decoder_layers(self.layers)
+        return FrozenDraft(
+            self.fc, self.hidden_norm, layers, self.norm, self.embed_tokens, head, fill=self._fill
+        )
 
     def _converted_head(self) -> nn.Linear | None:
         """The target's tied head in the draft's dtype, where the two differ."""
         target = self._target
         if target is None or target.dtype == self.dtype or not target.config.tie_word_embeddings:
             return None
+        if self.config.reduced:
+            return None
+        if getattr(target.config, "final_logit_softcapping", None) is not None:
+            return None  # such a head is more than its weight
         weight = target.embedding_weight.to(self.dtype)
         head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         head.weight = nn.Parameter(weight, requires_grad=False)
@@ -194,11 +221,13 @@ class DSparkDraftModel(nn.Module):
             return self._frozen.context(taps, rows)
         context = self.hidden_norm(self.fc(taps))
         layers = []
-        for layer in decoder_layers(self.layers):
-            attention = layer.self_attn
+        for attention in self._attentions():
             heads = torch.cat((attention.keys(context, rows), attention.values(context)), dim=1)
             layers.append(heads.transpose(0, 1))
         return torch.stack(layers)
+
+    def _attentions(self) -> Sequence[KeysValues]:
+        return [layer.self_attn for layer in decoder_layers(self.layers)]
 
     def block(self, anchors: Sequence[int], contexts: Sequence[DraftContext]) -> tuple[Tensor, Tensor]:
         """One block per request.
@@ -208,8 +237,8 @@ class DSparkDraftModel(nn.Module):
             contexts: its context, which holds every token before the anchor.
 
         Returns:
-            The backbone's output `[requests * gamma, hidden]` and base logits `[requests * gamma,
-            vocabulary]`.
+            The backbone's output `[requests * state_rows, hidden]` (gamma rows each, or gamma + 1, see
+            `DraftConfig`) and base logits `[requests * gamma, draft vocabulary]`.
         """
         config, size = self.config, self.config.block_size
         rows = self._rotary_table().spans([(context.length, context.length + size) for context in contexts])
@@ -218,14 +247,17 @@ class DSparkDraftModel(nn.Module):
             config.num_attention_heads,
             config.windows,
             causal=False,
+            window_rule=config.window_rule,
         )
         masks = [config.mask_token_id] * (size - 1)
         ids = [token for anchor in anchors for token in (anchor, *masks)]
         x = self.embed(torch.tensor(ids, device=attention.device))
         hidden = self._layers(x, rows, attention)
+        states = drafting = hidden
         if config.drop_anchor_slot:
-            hidden = hidden.view(-1, size, config.hidden_size)[:, 1:].reshape(-1, config.hidden_size)
-        return hidden, self.project(hidden)
+            drafting = hidden.view(-1, size, config.hidden_size)[:, 1:].reshape(-1, config.hidden_size)
+            states = hidden if config.state_rows == size else drafting
+        return states, self.project(drafting)
 
     def _layers(self, x: Tensor, rows: Tensor, attention: CachedAttention) -> Tensor:
         if self._frozen is not None:
@@ -239,7 +271,7 @@ class DSparkDraftModel(nn.Module):
             self._rotary = RotaryTable(self.config.rope, self.config.head_dim, self.dtype, self.device)
         return self._rotary
 
-    def _needed_target(self, what: str) -> TargetModel:
+    def _needed_target(self, what: str) -> Target:
         if self._target is None:
             raise ConfigError(f"this draft has no {what} of its own: bind it to a target first")
         return self._target

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dspark.checkpoint.header import StoredTensor
 from dspark.checkpoint.weights import WeightFiles
 from dspark.draft.config import DraftConfig
+from dspark.draft.gemma4.config import Gemma4DraftConfig
 from dspark.draft.packaging.heads import CONFIDENCE_BIAS, stored_name
 from dspark.layers.parameters import Shape, layer_shapes
+from dspark.target.gemma4.parameters import gemma4_layer_shapes
 
 
 def draft_shapes(config: DraftConfig, weights: WeightFiles) -> dict[str, Shape]:
@@ -19,27 +22,37 @@ def draft_shapes(config: DraftConfig, weights: WeightFiles) -> dict[str, Shape]:
     return {stored_name(weights, name): shape for name, shape in shapes.items()}
 
 
+def stored_parameters(config: DraftConfig, weights: WeightFiles) -> dict[str, StoredTensor]:
+    """Where each parameter is stored, by its published name; an absent bias of the confidence head is left
+    out.
+
+    Raises:
+        CheckpointError: a tensor is missing, or of another shape or dtype than it must be.
+    """
+    return {
+        name: weights.check(stored_name(weights, name), shape)
+        for name, shape in _parameters(config).items()
+        if name != CONFIDENCE_BIAS or stored_name(weights, name) in weights
+    }
+
+
 def _parameters(config: DraftConfig) -> dict[str, Shape]:
     hidden, vocab, rank = config.hidden_size, config.vocab_size, config.markov_rank
+    drafted = config.draft_vocab_size
     shapes: dict[str, Shape] = {
         "fc.weight": (hidden, len(config.target_layer_ids) * config.target_hidden_size),
         "hidden_norm.weight": (hidden,),
         "norm.weight": (hidden,),
     }
-    bias = config.attention_bias
     for layer in range(config.num_hidden_layers):
-        shapes.update(
-            layer_shapes(
-                f"layers.{layer}.", config, qkv_bias=bias, output_bias=bias, mlp_bias=False, qk_norm=True
-            )
-        )
+        shapes.update(_layer(f"layers.{layer}.", config))
     if config.own_embeddings:
         shapes["embed_tokens.weight"] = (vocab, hidden)
     if config.own_head:
-        shapes["lm_head.weight"] = (vocab, hidden)
+        shapes["lm_head.weight"] = (drafted, hidden)
     if config.markov_head_type is not None:
         shapes["markov_head.markov_w1.weight"] = (vocab, rank)
-        shapes["markov_head.markov_w2.weight"] = (vocab, rank)
+        shapes["markov_head.markov_w2.weight"] = (drafted, rank)
     if config.markov_head_type == "gated":
         shapes["markov_head.gate_proj.weight"] = (rank, hidden + rank)
         shapes["markov_head.gate_proj.bias"] = (rank,)
@@ -51,3 +64,10 @@ def _parameters(config: DraftConfig) -> dict[str, Shape]:
         shapes["confidence_head.proj.weight"] = (1, width)
         shapes[CONFIDENCE_BIAS] = (1,)
     return shapes
+
+
+def _layer(prefix: str, config: DraftConfig) -> dict[str, Shape]:
+    if isinstance(config, Gemma4DraftConfig):
+        return gemma4_layer_shapes(prefix, config, config.heads)
+    bias = config.attention_bias
+    return layer_shapes(prefix, config, qkv_bias=bias, output_bias=bias, mlp_bias=False, qk_norm=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,13 @@ from dspark.layers.rotary import rotate
 Attend = Callable[[Tensor], Tensor]
 """Attention of one layer: heads `[rows, q + k + v heads, head_dim]`, q scaled and rotated, k rotated, to
 `[rows, q heads * head_dim]`. Where keys and values go, and what is visible, is its own affair."""
+
+
+class KeysValues(Protocol):
+    """What a draft's context needs of an attention: keys and values `[rows, key heads, head_dim]`."""
+
+    def keys(self, x: Tensor, rotation: Tensor) -> Tensor: ...
+    def values(self, x: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)

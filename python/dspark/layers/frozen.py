@@ -8,7 +8,8 @@ product.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,7 @@ class HeadRotation:
         for norm, scale, heads in groups:
             weight = torch.full((head_dim,), scale, dtype=self.accumulate, device=like.device)
             if norm is not None:
-                weight = norm.weight.detach().to(self.accumulate) * (scale * math.sqrt(head_dim))
+                weight = scaled_weight(norm) * scale
             rows.append(weight.expand(heads, head_dim))
         weights = torch.cat(rows)
         return torch.stack((weights, weights.roll(self.half, -1)))
@@ -105,16 +106,26 @@ class FrozenLayer:
         "shape",
     )
 
-    def __init__(self, layer: DecoderLayer, rotation: HeadRotation) -> None:
+    def __init__(
+        self, layer: DecoderLayer, rotation: HeadRotation, ready: Callable[[str], None] | None = None
+    ) -> None:
+        """With `ready`, which is called with the start of parameter names before these are needed, the
+        linears of `layer` lose their weights."""
         shape, attention, mlp = layer.shape, layer.self_attn, layer.mlp
+        release = ready is not None
+        ready = ready or _nothing
+        ready("self_attn.")
         self.norm_attention, self.qkv = normed_product(
-            layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj]
+            layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj], release
         )
+        self.output = FusedLinear([attention.o_proj], release=release)
+        ready("mlp.gate_proj.")
+        ready("mlp.up_proj.")
         self.norm_mlp, self.gate_up = normed_product(
-            layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]
+            layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj], release
         )
-        self.output = FusedLinear([attention.o_proj])
-        self.down = FusedLinear([mlp.down_proj])
+        ready("mlp.down_proj.")
+        self.down = FusedLinear([mlp.down_proj], release=release)
         self.rotation = rotation
         self.rotated = shape.num_attention_heads + shape.num_key_value_heads
         self.shape = (-1, self.rotated + shape.num_key_value_heads, shape.head_dim)
@@ -127,24 +138,37 @@ class FrozenLayer:
         return self.down.add(F.silu(gate).mul_(up), x)
 
 
-def normed_product(norm: RMSNorm, linears: Sequence[nn.Linear]) -> tuple[FrozenNorm, FusedLinear]:
+def _nothing(prefix: str) -> None:
+    pass
+
+
+def normed_product(
+    norm: RMSNorm, linears: Sequence[nn.Linear], release: bool = False
+) -> tuple[FrozenNorm, FusedLinear]:
     """A norm and the products that alone read it. In f32 and f64 the norm's weight joins theirs, which is
     exact up to rounding; f16 and bf16 weights would lose digits, so there it stays."""
     weight = norm.weight
     if accumulation_dtype(weight.dtype) != weight.dtype:
-        return FrozenNorm(norm), FusedLinear(linears)
-    return FrozenNorm(norm, weightless=True), FusedLinear(linears, scaled_weight(norm))
+        return FrozenNorm(norm), FusedLinear(linears, release=release)
+    return FrozenNorm(norm, weightless=True), FusedLinear(linears, scaled_weight(norm), release)
 
 
 class FrozenStack:
     """All decoder layers of a model."""
 
-    def __init__(self, layers: Sequence[DecoderLayer]) -> None:
+    def __init__(
+        self, layers: Sequence[DecoderLayer], ready: Callable[[int, str], None] | None = None
+    ) -> None:
+        """With `ready`, which is called with a layer's index and the start of parameter names before these
+        are needed (norms are needed before), the layers' linears lose their weights one by one."""
         shape = layers[0].shape
         groups = [_query_key_groups(layer.self_attn, layer) for layer in layers]
         like = layers[0].input_layernorm.weight
         self.rotation = HeadRotation(groups, like, shape.head_dim)
-        self.layers = [FrozenLayer(layer, self.rotation) for layer in layers]
+        self.layers: list[FrozenLayer] = []
+        for index, layer in enumerate(layers):
+            own = None if ready is None else partial(ready, index)
+            self.layers.append(FrozenLayer(layer, self.rotation, own))
 
     def __call__(
         self,

@@ -63,12 +63,20 @@ class FusedLinear:
 
     __slots__ = ("bias", "columns", "packed", "small", "weight_t")
 
-    def __init__(self, linears: Sequence[nn.Linear], input_scale: Tensor | None = None) -> None:
+    def __init__(
+        self, linears: Sequence[nn.Linear], input_scale: Tensor | None = None, release: bool = False
+    ) -> None:
+        """With `release` the linears lose their weights and biases, so that these are in memory no longer
+        than needed."""
         weights = [linear.weight.detach() for linear in linears]
+        self.bias = _stacked_bias(linears)
+        if release:
+            for linear in linears:
+                linear.weight = linear.bias = None  # type: ignore[assignment]
         weight = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
+        del weights
         if input_scale is not None:
             weight = weight * input_scale
-        self.bias = _stacked_bias(linears)
         self.columns = weight.shape[0]
         self.packed: Tensor | None = None
         self.weight_t: Tensor | None = None

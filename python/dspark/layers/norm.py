@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation: y = w x / sqrt(mean(x^2) + eps)."""
+"""Root-mean-square normalisation: y = w x / sqrt(mean(x^2) + eps), or with 1 + w where a model says so."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class RMSNorm(nn.Module):
-    """The norm of Llama and Qwen, over the last dimension. Differentiable; `FrozenNorm` is its fast twin."""
+    """The norm of Llama and Qwen, over the last dimension. Differentiable; `FrozenNorm` is its fast twin.
 
-    def __init__(self, size: int, eps: float) -> None:
+    With `offset` the factor is offset + w: what is stored is its distance from there.
+    """
+
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        self.weight = nn.Parameter(torch.full((size,), 1.0 - offset))
         self.eps = eps
+        self.offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        weight = self.weight + self.offset if self.offset else self.weight
+        return F.rms_norm(x, self.weight.shape, weight, self.eps)
 
 
 class FrozenNorm:
@@ -54,6 +59,9 @@ class FrozenNorm:
 
 
 def scaled_weight(norm: RMSNorm) -> Tensor:
-    """What is left to multiply by after a weightless `FrozenNorm`: w sqrt(d)."""
+    """What is left to multiply by after a weightless `FrozenNorm`: (offset + w) sqrt(d)."""
     weight = norm.weight.detach()
-    return weight.to(accumulation_dtype(weight.dtype)) * math.sqrt(weight.shape[0])
+    factor = weight.to(accumulation_dtype(weight.dtype))
+    if norm.offset:
+        factor = factor + norm.offset
+    return factor * math.sqrt(weight.shape[0])

@@ -24,7 +24,16 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
         return _llama3(rope, frequencies), 1.0
     if rope.kind == "yarn":
         return _yarn(rope, frequencies, head_dim), _yarn_attention_factor(rope)
+    if rope.kind == "proportional":
+        return _proportional(rope, frequencies), 1.0
     return frequencies, 1.0
+
+
+def _proportional(rope: RopeConfig, frequencies: Tensor) -> Tensor:
+    """Gemma 4: the first part of the pairs keeps the frequencies of the whole head, the rest stands still."""
+    rotating = int(rope.proportion * 2 * frequencies.shape[0] // 2)
+    still = torch.arange(frequencies.shape[0]) >= rotating
+    return (frequencies / rope.factor).masked_fill(still, 0.0)
 
 
 def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:

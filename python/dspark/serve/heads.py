@@ -10,10 +10,15 @@ from dspark.draft import DSparkDraftModel, GatedMarkovHead, RNNHead, VanillaMark
 
 
 def heads_to_core(draft: DSparkDraftModel) -> dict[str, Any]:
-    """`{"markov": {...}, "confidence": {...}}`, each where the draft has one (`HeadTensors` in the core)."""
+    """`{"markov": {...}, "confidence": {...}, "vocabulary": [...]}`, each where the draft has one
+    (`HeadTensors` in the core)."""
     heads: dict[str, Any] = {}
     if draft.markov_head is not None:
         heads["markov"] = _markov(draft.markov_head)
+        if draft.markov_head.kind == "rnn":
+            heads["markov"]["through_anchor"] = draft.config.state_rows > draft.config.gamma
+    if draft.target_ids is not None:
+        heads["vocabulary"] = draft.target_ids.tolist()
     if draft.confidence_head is not None:
         proj = draft.confidence_head.proj
         heads["confidence"] = {

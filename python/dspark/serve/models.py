@@ -16,7 +16,8 @@ from dspark.errors import CheckpointError, ConfigError, RequestError
 from dspark.pretrained import resolve
 from dspark.serve.heads import heads_to_core
 from dspark.serve.runner import Runner
-from dspark.target import TargetModel, load_target
+from dspark.target import load_target
+from dspark.target.protocol import Target
 from dspark.text import Tokenizer
 from dspark.text.files import eos_token_ids, read_object
 
@@ -32,7 +33,7 @@ DTYPES = {
 class Models:
     """What a decoder decodes with."""
 
-    target: TargetModel
+    target: Target
     draft: DSparkDraftModel | None
     tokenizer: Tokenizer | None
     generation_config: Mapping[str, Any]
@@ -157,6 +158,7 @@ class Models:
             if self.target.device.type == "cpu"
             else "Rust on the CPU, logits copied to the host",
             "attention": "torch",
+            "target_runs_through": getattr(self.target, "runs_through", "dspark"),
             "speculation": self.speculation,
             "switched_off": list(self.switched_off),
         }

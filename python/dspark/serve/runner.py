@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dspark.draft import DraftContext, DSparkDraftModel
 from dspark.errors import ConfigError
-from dspark.target import KVCache, TargetModel
+from dspark.target.protocol import Target, TargetCache
 
 PREFILL_ROWS = 512
 """Prompt rows per target pass: bounds the memory of a long prompt's activations."""
@@ -22,14 +22,14 @@ class Runner:
     are copied to the host first. The engine calls it from one thread under `torch.inference_mode`.
     """
 
-    def __init__(self, target: TargetModel, draft: DSparkDraftModel | None) -> None:
+    def __init__(self, target: Target, draft: DSparkDraftModel | None) -> None:
         self.target = target
         self.draft_model = draft
         self.taps: Sequence[int] = draft.config.target_layer_ids if draft is not None else ()
         self.needs_hidden = draft is not None and (
             draft.confidence_head is not None or draft.config.markov_head_type in ("gated", "rnn")
         )
-        self._caches: dict[int, KVCache] = {}
+        self._caches: dict[int, TargetCache] = {}
         self._contexts: dict[int, DraftContext] = {}
         self._verified: list[tuple[int, int]] = []
         self._verified_taps: Tensor | None = None

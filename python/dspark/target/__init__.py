@@ -11,10 +11,18 @@ if TYPE_CHECKING:
     from dspark.target.config import TargetConfig
     from dspark.target.load import load_target
     from dspark.target.model import TargetModel
+    from dspark.target.protocol import Target, TargetCache
 
-__all__ = ["KVCache", "TargetConfig", "TargetModel", "load_target"]
+__all__ = ["KVCache", "Target", "TargetCache", "TargetConfig", "TargetModel", "load_target"]
 
-_MODULES = {"KVCache": "cache", "TargetConfig": "config", "TargetModel": "model", "load_target": "load"}
+_MODULES = {
+    "KVCache": "cache",
+    "Target": "protocol",
+    "TargetCache": "protocol",
+    "TargetConfig": "config",
+    "TargetModel": "model",
+    "load_target": "load",
+}
 
 
 def __getattr__(name: str) -> Any:

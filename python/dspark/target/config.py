@@ -64,7 +64,7 @@ class TargetConfig:
             intermediate_size=config.integer("intermediate_size"),
             num_hidden_layers=layers,
             max_position_embeddings=config.integer("max_position_embeddings"),
-            rms_norm_eps=config.number("rms_norm_eps", 1e-6),
+            rms_norm_eps=config.positive_number("rms_norm_eps", 1e-6),
             tie_word_embeddings=config.flag("tie_word_embeddings", False),
             qkv_bias=True if family == "qwen2" else bias,
             output_bias=False if family == "qwen2" else bias,

@@ -1,17 +1,19 @@
-"""Loading a target from a checkpoint directory."""
+"""Loading a target from a checkpoint directory: its architecture says which code."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from dspark.checkpoint.load import Progress, load_parameters, resolve_dtype
-from dspark.checkpoint.weights import WeightFiles
-from dspark.target.config import TargetConfig
-from dspark.target.model import TargetModel
-from dspark.target.parameters import target_shapes
+from dspark.checkpoint.config_file import ConfigFile
+from dspark.target.families import family_of
+
+if TYPE_CHECKING:
+    from dspark.checkpoint.load import Progress
+    from dspark.target.protocol import Target
 
 
 def load_target(
@@ -20,8 +22,8 @@ def load_target(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str = "auto",
     progress: Progress | None = None,
-) -> TargetModel:
-    """Loads and freezes a dense target in the Hugging Face layout.
+) -> Target:
+    """Loads and freezes a target in the Hugging Face layout.
 
     Args:
         path: directory with config.json and safetensors weights, single or sharded.
@@ -32,14 +34,6 @@ def load_target(
         CheckpointError: names the file, the key or tensor, what was expected and what was found.
     """
     directory = Path(path)
-    config = TargetConfig.from_directory(directory)
-    weights = WeightFiles.open(directory)
-    with torch.device("meta"):
-        model = TargetModel(config)
-    names = {name: name for name in target_shapes(config, weights)}
-    load_parameters(
-        model, weights, names, torch.device(device), resolve_dtype(dtype, weights, names), progress
-    )
-    if config.tie_word_embeddings:
-        model.lm_head.weight = model.model.embed_tokens.weight
-    return model.eval().freeze()
+    family = family_of(ConfigFile.read(directory / "config.json"))
+    target: Target = family.load(directory, device=device, dtype=dtype, progress=progress)
+    return target

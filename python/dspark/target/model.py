@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspark.attention import CachedAttention
-from dspark.errors import ConfigError
 from dspark.layers.decoder import DecoderLayer, LayerShape, decoder_layers
 from dspark.layers.frozen import FrozenStack
 from dspark.layers.linear import FusedLinear
@@ -18,8 +17,7 @@ from dspark.layers.norm import FrozenNorm, RMSNorm
 from dspark.layers.rotary import RotaryTable
 from dspark.target.cache import KVCache
 from dspark.target.config import TargetConfig
-
-EMBEDDINGS_TAP = -1
+from dspark.target.passes import EMBEDDINGS_TAP, check_pass, last_rows, side_by_side
 
 
 class Backbone(nn.Module):
@@ -123,7 +121,7 @@ class TargetModel(nn.Module):
             Logits `[rows or segments, vocabulary]`, and the taps side by side, `[rows, taps * hidden]`, or
             None.
         """
-        self._check(token_ids, segments, logits)
+        check_pass(token_ids, segments, logits)
         rows = self._rotary_table().spans([(cache.length, cache.length + n) for cache, n in segments])
         attention = CachedAttention(
             segments, self.config.num_attention_heads, self.config.windows, causal=True
@@ -133,9 +131,9 @@ class TargetModel(nn.Module):
         if EMBEDDINGS_TAP in outputs:
             outputs[EMBEDDINGS_TAP] = x
         x = self._layers(x, rows, attention, outputs)
-        tapped = torch.cat([_reached(outputs, tap) for tap in taps], dim=-1) if taps else None
+        tapped = side_by_side(outputs, taps)
         if logits == "last":
-            x = x[_last_rows(segments)]
+            x = x[last_rows(segments)]
         return self.project(self._norm(x)), tapped
 
     def _layers(
@@ -157,17 +155,6 @@ class TargetModel(nn.Module):
             self._rotary = RotaryTable(self.config.rope, self.config.head_dim, self.dtype, self.device)
         return self._rotary
 
-    def _check(self, token_ids: Tensor, segments: Sequence[tuple[KVCache, int]], logits: str) -> None:
-        rows = sum(n for _, n in segments)
-        if token_ids.dim() != 1 or token_ids.shape[0] != rows or any(n < 1 for _, n in segments):
-            lengths = [n for _, n in segments]
-            raise ConfigError(
-                f"the target's pass got token ids of shape {tuple(token_ids.shape)} for segments of "
-                f"{lengths} rows"
-            )
-        if logits not in ("all", "last"):
-            raise ConfigError(f"logits must be 'all' or 'last', found {logits!r}")
-
 
 class _Frozen:
     """What a frozen target runs on. The embeddings stay a parameter: a draft may share them."""
@@ -179,20 +166,3 @@ class _Frozen:
         self.layers = FrozenStack(decoder_layers(model.model.layers))
         self.norm = FrozenNorm(model.model.norm)
         self.head = FusedLinear([model.lm_head])
-
-
-def _reached(outputs: dict[int, Tensor | None], tap: int) -> Tensor:
-    tapped = outputs[tap]
-    if tapped is None:
-        raise ConfigError(f"layer {tap} cannot be tapped: the target has no such layer")
-    return tapped
-
-
-def _last_rows(segments: Sequence[tuple[KVCache, int]]) -> slice | list[int]:
-    if len(segments) == 1:
-        return slice(-1, None)
-    ends, row = [], 0
-    for _, n in segments:
-        row += n
-        ends.append(row - 1)
-    return ends

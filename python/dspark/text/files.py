@@ -28,7 +28,10 @@ def eos_token_ids(directory: Path) -> tuple[int, ...]:
     Works without a tokenizer, so token-id prompts end where text prompts do.
     """
     for name in ("generation_config.json", "config.json"):
-        found = read_object(directory / name).get("eos_token_id")
+        values = read_object(directory / name)
+        found = values.get("eos_token_id")
+        if found is None and isinstance(text := values.get("text_config"), dict):
+            found = text.get("eos_token_id")  # multimodal wrappers keep it with the text model
         if found is None:
             continue
         ids = found if isinstance(found, list) else [found]

@@ -15,6 +15,9 @@ pub struct Heads<'a> {
     pub markov: Option<MarkovHead<'a>>,
     /// Without it there are no confidences, and only the fixed policy has something to work with.
     pub confidence: Option<ConfidenceHead<'a>>,
+    /// The tokens that the columns of the base logits stand for, ascending; absent if column i is token i. Of a
+    /// reduced draft vocabulary: laws, history and W1 know target ids alone, base logits and W2 have these rows.
+    pub vocabulary: Option<&'a [u32]>,
 }
 
 /// A low-rank bias on the base logits (paper, equations 4 to 6): B_k = W2 f(W1[x_{k-1}], ...), r being the rank.
@@ -47,6 +50,9 @@ pub enum MarkovKind<'a> {
         joint_w: Rows<'a>,
         /// b, 3r elements.
         joint_b: Row<'a>,
+        /// Hidden states begin with a row of the anchor's own slot. Nothing is drawn there (the draft drops it),
+        /// but the state goes through it, with the anchor as its token.
+        through_anchor: bool,
     },
 }
 
@@ -54,6 +60,11 @@ impl MarkovKind<'_> {
     /// Whether h_k is part of f.
     pub fn reads_hidden(&self) -> bool {
         !matches!(self, MarkovKind::Vanilla)
+    }
+
+    /// Rows of hidden states before those of the drafted tokens.
+    pub(crate) fn lead(&self) -> usize {
+        usize::from(matches!(self, MarkovKind::Rnn { through_anchor: true, .. }))
     }
 }
 
@@ -69,6 +80,16 @@ pub enum HeadError {
         expected: (usize, usize),
         /// Rows and columns given.
         found: (usize, usize),
+    },
+    /// A list of the draft's tokens that does not ascend, or is not as long as a row of base logits.
+    #[error("the draft's vocabulary must be {expected} ascending tokens, found {found}{}", if *ascends { "" } else { " that do not ascend" })]
+    Vocabulary {
+        /// Columns of the base logits.
+        expected: usize,
+        /// Tokens given.
+        found: usize,
+        /// Whether they ascend.
+        ascends: bool,
     },
     /// The head reads hidden states and there are none.
     #[error("the {head} head needs the draft's hidden states")]
@@ -89,6 +110,12 @@ impl Heads<'_> {
     /// [`HeadError`], naming the tensor, what was expected and what was found.
     pub fn check(&self, vocabulary: usize, hidden: Option<usize>) -> Result<(), HeadError> {
         let rank = self.markov.map_or(0, |head| head.w1.cols());
+        if let Some(tokens) = self.vocabulary {
+            let (found, ascends) = (tokens.len(), tokens.is_sorted_by(|a, b| a < b));
+            if found != vocabulary || !ascends {
+                return Err(HeadError::Vocabulary { expected: vocabulary, found, ascends });
+            }
+        }
         if let Some(head) = &self.markov {
             shape("markov_w2", head.w2, (vocabulary, rank))?;
             match head.kind {
@@ -98,7 +125,7 @@ impl Heads<'_> {
                     shape("gate_proj.weight", gate_w, (rank, hidden + rank))?;
                     length("gate_proj.bias", gate_b, rank)?;
                 }
-                MarkovKind::Rnn { joint_w, joint_b } => {
+                MarkovKind::Rnn { joint_w, joint_b, .. } => {
                     let hidden = hidden.ok_or(HeadError::NoHidden { head: "RNN Markov" })?;
                     shape("joint_proj.weight", joint_w, (3 * rank, 2 * rank + hidden))?;
                     length("joint_proj.bias", joint_b, 3 * rank)?;
@@ -117,6 +144,11 @@ impl Heads<'_> {
         Ok(())
     }
 
+    /// Rows of hidden states for each request, of which `gamma` are drafted from.
+    pub fn hidden_rows(&self, gamma: usize) -> usize {
+        gamma + self.markov.map_or(0, |head| head.kind.lead())
+    }
+
     /// Whether any of the tensors is f64.
     pub(super) fn is_f64(&self) -> bool {
         let rows = |rows: Rows<'_>| matches!(rows, Rows::F64(_));
@@ -127,7 +159,7 @@ impl Heads<'_> {
                 || match head.kind {
                     MarkovKind::Vanilla => false,
                     MarkovKind::Gated { gate_w, gate_b } => rows(gate_w) || row(gate_b),
-                    MarkovKind::Rnn { joint_w, joint_b } => rows(joint_w) || row(joint_b),
+                    MarkovKind::Rnn { joint_w, joint_b, .. } => rows(joint_w) || row(joint_b),
                 }
         });
         markov || self.confidence.is_some_and(|head| row(head.weight))
@@ -190,7 +222,7 @@ impl<R: Compute> Latent<R> {
                     .map(|(g, e)| R::narrow(sigmoid(g.widen()) * e.widen()));
                 self.latent.extend(gated);
             }
-            MarkovKind::Rnn { joint_w, joint_b } => {
+            MarkovKind::Rnn { joint_w, joint_b, .. } => {
                 self.state.resize(rank, R::default());
                 self.inputs.clear();
                 for part in [self.state.as_slice(), embedding, hidden] {

@@ -71,8 +71,9 @@ impl Chain {
 
 /// Drafts one block behind `anchor`, the last committed token.
 ///
-/// * `base`: base logits U, `[gamma, vocabulary]`; `hidden`: backbone states h, `[gamma, H]`, needed by the heads
-///   that read them. Row k belongs to drafted token k, from 0.
+/// * `base`: base logits U, `[gamma, draft vocabulary]`; `hidden`: backbone states h, `[gamma, H]`, needed by the
+///   heads that read them. Row k belongs to drafted token k, from 0; behind a row of the anchor's own slot where
+///   an RNN head goes through that ([`MarkovKind::Rnn`]).
 /// * The chain computes in f64 if `base`, `hidden` or a head is f64, else in f32.
 /// * At temperature 0 a token is the argmax of its row; under [`Rule::Coupled`] it is drawn with the noise that
 ///   the target will use, under the ratio rules with the draft's own stream.

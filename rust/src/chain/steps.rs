@@ -44,6 +44,8 @@ pub(super) struct Steps<'a, R> {
     base: Rows<'a>,
     hidden: Option<Rows<'a>>,
     heads: &'a Heads<'a>,
+    /// Rows of `hidden` before that of the first slot.
+    lead: usize,
     latent: Latent<R>,
     /// A base row, where candidates are chosen from it.
     row: Vec<R>,
@@ -54,7 +56,8 @@ impl<'a, R: Precision> Steps<'a, R> {
         // Where no head reads hidden states, they are not read.
         let reads = heads.confidence.is_some() || heads.markov.is_some_and(|head| head.kind.reads_hidden());
         let hidden = hidden.filter(|_| reads);
-        Self { base, hidden, heads, latent: Latent::default(), row: Vec::new() }
+        let lead = heads.markov.map_or(0, |head| head.kind.lead());
+        Self { base, hidden, heads, lead, latent: Latent::default(), row: Vec::new() }
     }
 
     /// Slots of the block.
@@ -73,11 +76,21 @@ impl<'a, R: Precision> Steps<'a, R> {
         if self.heads.markov.is_some_and(|head| head.w1.rows() <= previous as usize) {
             return None;
         }
-        let hidden = self.hidden.map(|hidden| hidden.row(slot));
-        self.latent.enter(self.heads, previous as usize, hidden);
+        self.read(slot, previous);
         let head = self.heads.confidence.as_ref();
         let confidence = head.map(|head| head.confidence(self.latent.features(), temperature));
         if confidence.is_some_and(f32::is_nan) { None } else { Some(confidence) }
+    }
+
+    /// Shows the latent what slot `slot` reads, behind the anchor's own slot if the state goes through that.
+    fn read(&mut self, slot: usize, previous: u32) {
+        if let Some(head) = self.heads.markov.filter(|_| self.lead > 0 && slot == 0) {
+            self.latent = Latent::default();
+            self.latent.enter(self.heads, previous as usize, self.hidden.map(|hidden| hidden.row(0)));
+            self.latent.advance(&head.kind);
+        }
+        let hidden = self.hidden.map(|hidden| hidden.row(self.lead + slot));
+        self.latent.enter(self.heads, previous as usize, hidden);
     }
 
     /// The law of the slot that was entered last; `None` if nothing can be drawn from its row.
@@ -94,18 +107,26 @@ impl<'a, R: Precision> Steps<'a, R> {
         let ids = match candidates.filter(|&count| count < row.len()) {
             None => {
                 self.whole(row, &mut values);
-                None
+                self.heads.vocabulary.map(|tokens| {
+                    let mut ids = workspace.take_ids();
+                    ids.extend_from_slice(tokens);
+                    ids
+                })
             }
             Some(count) => {
                 let mut ids = workspace.take_ids();
                 self.among(row, count, &mut ids, &mut values)?;
+                if let Some(tokens) = self.heads.vocabulary {
+                    // Both ascend, so the tokens do.
+                    ids.iter_mut().for_each(|id| *id = tokens[*id as usize]);
+                }
                 Some(ids)
             }
         };
         Law::of(R::logits(values), ids, params, history, workspace).ok()
     }
 
-    /// Biased logits of the whole vocabulary: `U + W2 f`.
+    /// Biased logits of the draft's whole vocabulary: `U + W2 f`.
     fn whole(&mut self, row: Row<'_>, out: &mut Vec<R>) {
         R::extend(row, out);
         if let Some(head) = &self.heads.markov {
@@ -113,7 +134,7 @@ impl<'a, R: Precision> Steps<'a, R> {
         }
     }
 
-    /// The `count` tokens with the largest base logits, and their biased logits; `None` if the row is a bad one.
+    /// The `count` columns with the largest base logits, and their biased logits; `None` if the row is a bad one.
     fn among(&mut self, row: Row<'_>, count: usize, ids: &mut Vec<u32>, out: &mut Vec<R>) -> Option<()> {
         self.row.clear();
         R::extend(row, &mut self.row);
@@ -128,7 +149,7 @@ impl<'a, R: Precision> Steps<'a, R> {
     }
 }
 
-/// The biased logits of a block along given tokens, `tokens.len()` rows of the vocabulary: row k follows
+/// The biased logits of a block along given tokens, `tokens.len()` rows of the draft's vocabulary: row k follows
 /// `tokens[k]`, the anchor being `tokens[0]`. For comparison with other implementations.
 ///
 /// # Panics
@@ -141,8 +162,7 @@ pub fn step_logits(
 ) -> Vec<Vec<f64>> {
     fn run<R: Precision>(tokens: &[u32], mut steps: Steps<'_, R>) -> Vec<Vec<f64>> {
         let row = |(slot, &previous): (usize, &u32)| {
-            let hidden = steps.hidden.map(|hidden| hidden.row(slot));
-            steps.latent.enter(steps.heads, previous as usize, hidden);
+            steps.read(slot, previous);
             let mut logits = Vec::new();
             steps.whole(steps.base.row(slot), &mut logits);
             logits.into_iter().map(R::widen).collect()

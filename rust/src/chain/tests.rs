@@ -1,5 +1,6 @@
 mod edges;
 mod fixture;
+mod reduced;
 
 use super::*;
 use crate::noise::{Counted, Injected, Noise};
@@ -73,7 +74,7 @@ fn a_chain_walks_slots_and_tokens_in_step() {
     let (w1, w2) = (Matrix::contiguous(&identity, V), Matrix::contiguous(&next, V));
     let heads = Heads {
         markov: Some(MarkovHead { kind: MarkovKind::Vanilla, w1: Rows::F64(w1), w2: Rows::F64(w2) }),
-        confidence: None,
+        ..Heads::default()
     };
     let mut d = Draft::new(0);
     d.base.data.fill(0.0);
@@ -105,7 +106,7 @@ fn all_element_types_give_the_same_chain() {
                 3,
                 Rows::$kind(Matrix::contiguous(&base, V)),
                 None,
-                &Heads { markov: Some(head), confidence: None },
+                &Heads { markov: Some(head), ..Heads::default() },
                 &ALL,
                 Rule::Rejection,
                 &SamplingParams::greedy(),

@@ -64,9 +64,11 @@ impl<M: ModelRunner> Engine<M> {
             .check(base.cols(), hidden.map(|hidden| hidden.cols()))
             .map_err(|error| RunnerError(format!("the draft's heads do not fit its states: {error}")))?;
         let config = &self.config;
+        let hidden_rows = heads.hidden_rows(gamma);
         let work: Vec<_> = drafting.iter_mut().enumerate().collect();
         for_each(work, |(i, active)| {
             let rows = i * gamma..(i + 1) * gamma;
+            let states = i * hidden_rows..(i + 1) * hidden_rows;
             let settings = ChainSettings {
                 limit: block_size.min(active.room()),
                 threshold: config.policy.threshold(),
@@ -76,8 +78,8 @@ impl<M: ModelRunner> Engine<M> {
             let noise = active.noise();
             active.chain = chain::draft(
                 active.anchor(),
-                base.slice(rows.clone()),
-                hidden.map(|hidden| hidden.slice(rows)),
+                base.slice(rows),
+                hidden.map(|hidden| hidden.slice(states)),
                 &heads,
                 &settings,
                 config.rule,

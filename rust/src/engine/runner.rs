@@ -16,7 +16,8 @@ pub trait PassRows: Send + Sync {
 pub struct DraftPass<R> {
     /// Base logits U, `[requests * gamma, vocabulary]`.
     pub base: R,
-    /// Backbone states h, `[requests * gamma, hidden]`; absent if no head reads them.
+    /// Backbone states h, `[requests * gamma, hidden]`; absent if no head reads them. With an RNN head that goes
+    /// through the anchor's slot, gamma + 1 rows each ([`Heads::hidden_rows`]).
     pub hidden: Option<R>,
 }
 

@@ -84,17 +84,18 @@ impl ModelRunner for PyRunner {
 pub struct HeadTensors {
     markov: Option<(MarkovTensors, Tensor, Tensor)>,
     confidence: Option<(Tensor, Option<Tensor>, bool)>,
+    vocabulary: Option<Vec<u32>>,
 }
 
 enum MarkovTensors {
     Vanilla,
     Gated(Tensor, Tensor),
-    Rnn(Tensor, Tensor),
+    Rnn(Tensor, Tensor, bool),
 }
 
 impl HeadTensors {
-    /// Reads `{"markov": {"kind", "w1", "w2", "weight", "bias"}, "confidence": {"weight", "bias", "with_markov"}}`;
-    /// either may be absent.
+    /// Reads `{"markov": {"kind", "w1", "w2", "weight", "bias", "through_anchor"}, "confidence": {"weight", "bias",
+    /// "with_markov"}, "vocabulary": [token, ...]}`; each may be absent.
     pub fn from_py(heads: &Bound<'_, PyDict>) -> PyResult<Self> {
         let part = |name: &str| -> PyResult<Option<Bound<'_, PyDict>>> {
             heads.get_item(name)?.map(|part| Ok(part.cast_into::<PyDict>()?)).transpose()
@@ -106,7 +107,11 @@ impl HeadTensors {
                 let kind: String = part.as_any().get_item("kind")?.extract()?;
                 let kind = match kind.as_str() {
                     "gated" => MarkovTensors::Gated(tensor(&part, "weight")?, tensor(&part, "bias")?),
-                    "rnn" => MarkovTensors::Rnn(tensor(&part, "weight")?, tensor(&part, "bias")?),
+                    "rnn" => MarkovTensors::Rnn(
+                        tensor(&part, "weight")?,
+                        tensor(&part, "bias")?,
+                        part.as_any().get_item("through_anchor")?.extract()?,
+                    ),
                     _ => MarkovTensors::Vanilla,
                 };
                 Ok::<_, PyErr>((kind, tensor(&part, "w1")?, tensor(&part, "w2")?))
@@ -120,7 +125,8 @@ impl HeadTensors {
                 Ok::<_, PyErr>((tensor(&part, "weight")?, bias, with_markov))
             })
             .transpose()?;
-        Ok(HeadTensors { markov, confidence })
+        let vocabulary = heads.get_item("vocabulary")?.map(|tokens| tokens.extract()).transpose()?;
+        Ok(HeadTensors { markov, confidence, vocabulary })
     }
 
     /// The heads as the chain reads them.
@@ -129,7 +135,11 @@ impl HeadTensors {
             kind: match kind {
                 MarkovTensors::Vanilla => MarkovKind::Vanilla,
                 MarkovTensors::Gated(w, b) => MarkovKind::Gated { gate_w: w.rows(), gate_b: b.rows().row(0) },
-                MarkovTensors::Rnn(w, b) => MarkovKind::Rnn { joint_w: w.rows(), joint_b: b.rows().row(0) },
+                MarkovTensors::Rnn(w, b, through_anchor) => MarkovKind::Rnn {
+                    joint_w: w.rows(),
+                    joint_b: b.rows().row(0),
+                    through_anchor: *through_anchor,
+                },
             },
             w1: w1.rows(),
             w2: w2.rows(),
@@ -139,6 +149,6 @@ impl HeadTensors {
             bias: bias.as_ref().map(|bias| bias.rows().row(0)),
             with_markov: *with_markov,
         });
-        Heads { markov, confidence }
+        Heads { markov, confidence, vocabulary: self.vocabulary.as_deref() }
     }
 }

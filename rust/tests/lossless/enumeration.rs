@@ -128,6 +128,23 @@ fn every_causal_stop_rule_is_lossless() {
     }
 }
 
+/// What the draft does not know it never offers; the target's correction has to.
+#[test]
+fn a_reduced_draft_vocabulary_is_lossless() {
+    for rule in [Rule::Rejection, Rule::Block] {
+        for (i, toy) in toys().into_iter().enumerate() {
+            for tokens in [&[0, 2][..], &[1, 2], &[1]] {
+                // With token 1 masked a draft of it alone has nothing to draw.
+                if tokens == [1] && toy.params.min_tokens > 0 {
+                    continue;
+                }
+                let worst = worst_stop_rule(&toy.clone().offering(tokens), 3, rule);
+                assert!(worst < 1e-12, "{rule:?}, toy {i}, tokens {tokens:?}: off by {worst:e}");
+            }
+        }
+    }
+}
+
 /// The induction, spelled out: all rules of up to three tokens, and many of four.
 #[test]
 fn stop_rules_one_by_one_and_block_keeps_no_fewer() {

@@ -47,6 +47,7 @@ fn cut_chains() -> Test {
             w2: Rows::F64(Matrix::contiguous(&w2, 1)),
         }),
         confidence: Some(ConfidenceHead { weight: Row::F64(&weight), bias: None, with_markov: true }),
+        ..Heads::default()
     };
     let settings = ChainSettings { limit: 2, threshold: Some(0.5), ..Default::default() };
     let base = Rows::F64(Matrix::contiguous(&base, 3));

@@ -2,7 +2,7 @@
 
 use dspark_core::accept::{Rule, Verdict, accept};
 use dspark_core::history::History;
-use dspark_core::law::{Law, Workspace};
+use dspark_core::law::{Law, Logits, Workspace};
 use dspark_core::noise::{Noise, Purpose, RoundNoise};
 use dspark_core::params::SamplingParams;
 use dspark_core::rows::{Matrix, Row, Rows};
@@ -22,6 +22,8 @@ pub struct Toy {
     pub params: SamplingParams,
     /// What the draft is sampled with; the target's parameters in production, or temperature 0.
     pub draft_params: SamplingParams,
+    /// The draft's vocabulary where it is a reduced one: ascending tokens.
+    pub offers: Option<Vec<u32>>,
 }
 
 pub const PROMPT: [u32; 2] = [0, 2];
@@ -30,7 +32,16 @@ impl Toy {
     pub fn new(vocabulary: usize, seed: u64) -> Self {
         let params = SamplingParams::default();
         let draft_params = params.clone();
-        Toy { vocabulary, seed, spread: 3.0, distance: 0.6, has_memory: true, params, draft_params }
+        Toy {
+            vocabulary,
+            seed,
+            spread: 3.0,
+            distance: 0.6,
+            has_memory: true,
+            params,
+            draft_params,
+            offers: None,
+        }
     }
 
     /// The same models sampled with other parameters.
@@ -43,6 +54,12 @@ impl Toy {
     /// The same models with a draft at temperature 0.
     pub fn with_greedy_draft(mut self) -> Self {
         self.draft_params.temperature = 0.0;
+        self
+    }
+
+    /// The same models with a draft that knows these tokens only.
+    pub fn offering(mut self, tokens: &[u32]) -> Self {
+        self.offers = Some(tokens.to_vec());
         self
     }
 
@@ -79,7 +96,12 @@ impl Toy {
 
     /// The law that the draft draws the next token from.
     pub fn q(&self, text: &[u32]) -> Law<'static> {
-        law(&self.draft_row(text), &self.draft_params, text).into_owned()
+        let row = self.draft_row(text);
+        let Some(tokens) = &self.offers else { return law(&row, &self.draft_params, text).into_owned() };
+        let logits = Logits::F64(tokens.iter().map(|&token| row[token as usize]).collect::<Vec<_>>().into());
+        let history = Toy::history(text);
+        let mut workspace = Workspace::default();
+        Law::of(logits, Some(tokens.clone()), &self.draft_params, &history, &mut workspace).unwrap()
     }
 
     pub fn probs(&self, law: &Law<'_>) -> Vec<f64> {

@@ -106,7 +106,7 @@ impl ModelRunner for ToyRunner {
     }
 
     fn heads(&self) -> Heads<'_> {
-        Heads { markov: None, confidence: None }
+        Heads::default()
     }
 }
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.weights import WeightFiles
 from dspark.draft.config import DraftConfig
-from dspark.draft.packaging import flat, nested
+from dspark.draft.packaging import dflash, flat, gemma4, nested, speculators
 from dspark.draft.packaging.refusals import refuse_unsupported
 from dspark.errors import CheckpointError
 
@@ -24,7 +24,7 @@ class Packaging(Protocol):
         """Reads a checkpoint that `recognise` accepts."""
 
 
-PACKAGINGS: tuple[Packaging, ...] = (flat, nested)
+PACKAGINGS: tuple[Packaging, ...] = (flat, nested, speculators, dflash, gemma4)
 
 
 def read_draft(config: ConfigFile, weights: WeightFiles) -> DraftConfig:

@@ -10,12 +10,14 @@ from dspark.checkpoint.weights import WeightFiles
 from dspark.draft.config import DraftConfig
 from dspark.draft.packaging.heads import HeadDefaults, read_heads
 from dspark.draft.packaging.switches import Switches
+from dspark.draft.vocabulary import read_draft_vocab_size
 from dspark.errors import CheckpointError
 from dspark.target.config import QWEN3_HEAD_DIM, head_sizes
 
 EMBEDDINGS = "embed_tokens.weight"
 HEAD = "lm_head.weight"
 PROJECTION = "fc.weight"
+WIDEST_BLOCK = 1024
 
 
 def read_backbone(
@@ -26,13 +28,25 @@ def read_backbone(
     architecture: str,
     taps: tuple[int, ...],
     defaults: HeadDefaults,
+    drop_anchor_slot: bool = False,
+    window_rule: str | None = "sliding",
+    body: ConfigFile | None = None,
     notes: Sequence[str] = (),
 ) -> DraftConfig:
-    """A `DraftConfig` from the keys that mean the same in every packaging."""
+    """A `DraftConfig` from the keys that mean the same in every packaging.
+
+    `body` is the part of the config about the layers, if not the config itself; with `window_rule` None
+    sliding layers see everything.
+    """
     switches = Switches(config)
-    sizes = head_sizes(config, QWEN3_HEAD_DIM)
-    vocab_size, layers = config.integer("vocab_size"), config.integer("num_hidden_layers")
-    if config.flag("mlp_bias", False):
+    body = config if body is None else body
+    sizes = head_sizes(body, QWEN3_HEAD_DIM)
+    vocab_size, layers = body.integer("vocab_size"), body.integer("num_hidden_layers")
+    windows, notes = body.layer_windows(layers), [*notes]
+    if window_rule is None and any(windows):
+        windows = (None,) * layers
+        notes.append("sliding layers see everything: its format applies no window to a block")
+    if body.flag("mlp_bias", False):
         raise CheckpointError(f"{config.path}: mlp_bias is true, which no known draft has")
     block_size = switches.positive("block_size")
     if block_size is None:
@@ -46,20 +60,29 @@ def read_backbone(
     if mask is None or mask >= vocab_size:
         found = "missing" if mask is None else mask
         raise CheckpointError(f"{config.path}: mask_token_id is {found}; expected an id below {vocab_size}")
+    for key, width in (("block_size", block_size), ("training_block_size", training)):
+        if width > WIDEST_BLOCK:
+            raise CheckpointError(f"{config.path}: {key} is {width}; expected at most {WIDEST_BLOCK}")
+    if drop_anchor_slot and block_size == 1:
+        raise CheckpointError(f"{config.path}: block_size is 1, and the anchor's slot predicts nothing")
     target_layers = switches.positive("num_target_layers")
     check_taps(config, taps, target_layers)
+    draft_vocab = read_draft_vocab_size(config, weights, vocab_size, switches.positive("draft_vocab_size"))
     heads = read_heads(switches, weights, sizes["hidden_size"], defaults)
     return DraftConfig(
         packaging=packaging,
         architecture=architecture,
         vocab_size=vocab_size,
-        intermediate_size=config.integer("intermediate_size"),
+        draft_vocab_size=draft_vocab,
+        intermediate_size=body.integer("intermediate_size"),
         num_hidden_layers=layers,
-        max_position_embeddings=config.integer("max_position_embeddings"),
-        rms_norm_eps=config.number("rms_norm_eps", 1e-6),
-        attention_bias=config.flag("attention_bias", False),
-        rope=read_rope(config),
-        windows=config.layer_windows(layers),
+        max_position_embeddings=body.integer("max_position_embeddings"),
+        rms_norm_eps=body.positive_number("rms_norm_eps", 1e-6),
+        attention_bias=body.flag("attention_bias", False),
+        rope=read_rope(body),
+        windows=windows,
+        window_rule=window_rule or "sliding",
+        drop_anchor_slot=drop_anchor_slot,
         block_size=block_size,
         training_block_size=training,
         mask_token_id=mask,

@@ -1,4 +1,8 @@
-"""The flat packaging (DeepSpec): every switch at top level, own embeddings and output head."""
+"""The flat packaging (DeepSpec): every switch at top level, own embeddings and output head.
+
+Anchor-first, also where it holds a plain block drafter (`dflash_*_block7`: `markov_rank` 0). Its training
+mask and its evaluation know no window.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.weights import WeightFiles
 from dspark.draft.config import DraftConfig
 from dspark.draft.packaging.common import EMBEDDINGS, HEAD, read_backbone
+from dspark.draft.packaging.gemma4 import has_gemma4_layers
 from dspark.draft.packaging.heads import HeadDefaults
+from dspark.draft.packaging.speculators import is_speculators
 from dspark.draft.packaging.switches import Switches
 from dspark.errors import CheckpointError
 
@@ -16,7 +22,7 @@ DEFAULTS = HeadDefaults(markov_head_type=None, enable_confidence_head=None, conf
 
 def recognise(config: ConfigFile, weights: WeightFiles) -> bool:
     """Named so, or without a name: taps at top level, no `dflash_config`, own embeddings."""
-    if config.raw("dflash_config") is not None:
+    if config.raw("dflash_config") is not None or is_speculators(config) or has_gemma4_layers(weights):
         return False
     seen = config.architectures()
     if seen:
@@ -40,5 +46,11 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
     if list(taps) != sorted(set(taps)):
         raise CheckpointError(f"{config.path}: target_layer_ids {list(taps)} must ascend in the flat format")
     return read_backbone(
-        config, weights, packaging="flat", architecture=ARCHITECTURE, taps=taps, defaults=DEFAULTS
+        config,
+        weights,
+        packaging="flat",
+        architecture=ARCHITECTURE,
+        taps=taps,
+        defaults=DEFAULTS,
+        window_rule=None,
     )

@@ -1,7 +1,8 @@
 """The nested packaging (SpecForge): switches under `dflash_config`, embeddings and output head from the
 target.
 
-Anchor-first, as DeepSpec's evaluation reads it: slot 0 predicts the first drafted token.
+Anchor-first, as DeepSpec's evaluation reads it: slot 0 predicts the first drafted token, unless
+`sample_from_anchor` says otherwise.
 """
 
 from __future__ import annotations
@@ -11,11 +12,17 @@ from dspark.checkpoint.weights import WeightFiles
 from dspark.draft.config import DraftConfig
 from dspark.draft.packaging.common import read_backbone
 from dspark.draft.packaging.heads import HeadDefaults
+from dspark.draft.packaging.slots import (
+    DFLASH_ARCHITECTURE,
+    DSPARK_ARCHITECTURE,
+    drops_anchor_slot,
+    is_plain_dflash,
+)
+from dspark.draft.packaging.speculators import is_speculators
 from dspark.draft.packaging.switches import Switches
 from dspark.errors import CheckpointError
 
-ARCHITECTURE = "DSparkDraftModel"
-ARCHITECTURES = (ARCHITECTURE, "DFlashDraftModel")
+ARCHITECTURES = (DSPARK_ARCHITECTURE, DFLASH_ARCHITECTURE)
 DEFAULTS = HeadDefaults(
     markov_head_type="vanilla", enable_confidence_head=False, confidence_head_with_markov=False
 )
@@ -23,6 +30,8 @@ DEFAULTS = HeadDefaults(
 
 def recognise(config: ConfigFile, weights: WeightFiles) -> bool:
     """Named so, or without a name: `dflash_config` that speaks of DSpark's heads or projector."""
+    if is_speculators(config) or is_plain_dflash(config, Switches(config)):
+        return False
     seen = config.architectures()
     if seen:
         return all(name in ARCHITECTURES for name in seen)
@@ -31,12 +40,15 @@ def recognise(config: ConfigFile, weights: WeightFiles) -> bool:
 
 def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
     """Reads a checkpoint that `recognise` accepts."""
+    drop = drops_anchor_slot(Switches(config), False)
+    return read_nested(config, weights, "nested", DSPARK_ARCHITECTURE, drop)
+
+
+def read_nested(
+    config: ConfigFile, weights: WeightFiles, packaging: str, architecture: str, drop_anchor_slot: bool
+) -> DraftConfig:
+    """What SpecForge's and z-lab's checkpoints have in common."""
     switches = Switches(config)
-    if switches.flag("sample_from_anchor") is False:
-        raise CheckpointError(
-            f"{config.path}: sample_from_anchor is false, but nested DSpark drafts sample from the anchor's "
-            "slot"
-        )
     taps, notes = switches.integers("target_layer_ids"), []
     if taps is None:
         taps = default_taps(config, switches)
@@ -44,10 +56,11 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
     return read_backbone(
         config,
         weights,
-        packaging="nested",
-        architecture=ARCHITECTURE,
+        packaging=packaging,
+        architecture=architecture,
         taps=taps,
         defaults=DEFAULTS,
+        drop_anchor_slot=drop_anchor_slot,
         notes=notes,
     )
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspark.checkpoint.config_file import ConfigFile, positive_integer
-from dspark.errors import CheckpointError
+from dspark.checkpoint.config_file import LARGEST, MOST_LAYERS, ConfigFile, positive_integer
 
 BLOCKS = ("dflash_config", "dspark_config")
 PREFIX = "dspark_"
@@ -60,15 +59,10 @@ class Switches:
     def integers(self, key: str) -> tuple[int, ...] | None:
         return self.config.agreed(self.places(key), _integers, "a list of integers")
 
-    def required(self, key: str, value: Any, why: str) -> CheckpointError | None:
-        """An error if `value` is None."""
-        if value is not None:
-            return None
-        return CheckpointError(f"{self.config.path}: {key} is missing; {why}")
-
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_integer and 0 <= value <= LARGEST else None
 
 
 def _flag(value: Any) -> bool | None:
@@ -80,12 +74,15 @@ def _text(value: Any) -> str | None:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= LARGEST else None
 
 
 def _integers(value: Any) -> tuple[int, ...] | None:
     if not isinstance(value, list) or not value:
         return None
     if not all(isinstance(entry, int) and not isinstance(entry, bool) for entry in value):
+        return None
+    if len(value) > MOST_LAYERS:
         return None
     return tuple(value)

@@ -60,7 +60,10 @@ impl Draft {
         }
     }
     pub fn head<'a>(&'a self, kind: MarkovKind<'a>) -> Heads<'a> {
-        Heads { markov: Some(MarkovHead { kind, w1: self.w1.rows(), w2: self.w2.rows() }), confidence: None }
+        Heads {
+            markov: Some(MarkovHead { kind, w1: self.w1.rows(), w2: self.w2.rows() }),
+            ..Heads::default()
+        }
     }
     pub fn vanilla(&self) -> Heads<'_> {
         self.head(MarkovKind::Vanilla)
@@ -69,7 +72,10 @@ impl Draft {
         self.head(MarkovKind::Gated { gate_w: self.gate.0.rows(), gate_b: self.gate.1.rows().row(0) })
     }
     pub fn rnn(&self) -> Heads<'_> {
-        self.head(MarkovKind::Rnn { joint_w: self.joint.0.rows(), joint_b: self.joint.1.rows().row(0) })
+        self.head(self.recurrence(false))
+    }
+    pub fn recurrence(&self, through_anchor: bool) -> MarkovKind<'_> {
+        MarkovKind::Rnn { joint_w: self.joint.0.rows(), joint_b: self.joint.1.rows().row(0), through_anchor }
     }
     pub fn confident(&self) -> Heads<'_> {
         let confidence = ConfidenceHead {

@@ -1,0 +1,153 @@
+"""From a draft's checkpoint to the same draft in another packaging, tensor by tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dspark.checkpoint.header import StoredTensor
+from dspark.checkpoint.weights import WeightFiles
+from dspark.checkpoint.write import NewTensor, copy_of, write_safetensors
+from dspark.draft.config import DraftConfig
+from dspark.draft.export import configs
+from dspark.draft.export.borrowed import EMBEDDINGS, HEAD, borrowed_tensors
+from dspark.draft.packaging import read_draft_directory
+from dspark.draft.packaging.heads import CONFIDENCE_BIAS, CONFIDENCE_WEIGHT
+from dspark.draft.parameters import stored_parameters
+from dspark.draft.vocabulary import MASK, OFFSETS, read_target_ids
+from dspark.errors import CheckpointError, ConfigError
+
+FORMATS = ("flat", "nested", "speculators")
+SOURCES = ("flat", "nested", "speculators", "dflash")
+
+
+def export_draft(
+    source: Path, output: Path, form: str, target: Path | None = None, target_name: str | None = None
+) -> list[str]:
+    """Writes the draft in `source` to `output` as `form`; returns remarks about what was changed.
+
+    Weights keep their dtypes, byte by byte. `target` is needed where the format holds embeddings and output
+    head and the draft does not; `target_name` is what the exported config calls it.
+
+    Raises:
+        CheckpointError: the draft or the target cannot be read, or `output` holds something already.
+        ConfigError: the format cannot say what this draft is.
+    """
+    config, weights = read_draft_directory(source)
+    _check_expressible(config, weights, form)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise CheckpointError(f"{output}: exists and is not an empty directory")
+    tensors, remarks = _tensors(config, weights, form, target)
+    values = {
+        "flat": lambda: configs.flat(config),
+        "nested": lambda: configs.nested(config),
+        "speculators": lambda: configs.speculators(config, target_name),
+    }[form]()
+    output.mkdir(parents=True, exist_ok=True)
+    write_safetensors(output / "model.safetensors", tensors)
+    # Last, so that what was interrupted is not taken for a checkpoint.
+    (output / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    _check_written(config, output)
+    return remarks
+
+
+def _check_expressible(config: DraftConfig, weights: WeightFiles, form: str) -> None:
+    def refuse(why: str) -> ConfigError:
+        return ConfigError(f"{weights.directory}: cannot be written as {form}: {why}")
+
+    if form not in FORMATS:
+        raise ConfigError(f"format must be one of {', '.join(FORMATS)}, not {form!r}")
+    if config.packaging not in SOURCES:
+        raise refuse(f"only {', '.join(SOURCES)} drafts can be, and this is {config.packaging}")
+    if form != "speculators" and OFFSETS in weights and _renames(config, weights):
+        raise refuse("the format has no draft vocabulary of its own")
+    if any(config.windows):
+        rules = {"flat": (), "nested": ("sliding",), "speculators": ("anchored", "anchored, bidirectional")}
+        if config.window_rule not in rules[form]:
+            raise refuse(f"its sliding layers ({config.window_rule}) mean something else there")
+    if form == "flat":
+        if config.drop_anchor_slot:
+            raise refuse("it drops the anchor's slot, and the format is anchor-first")
+        if list(config.target_layer_ids) != sorted(set(config.target_layer_ids)):
+            raise refuse(f"its taps {list(config.target_layer_ids)} do not ascend")
+        if config.target_hidden_size != config.hidden_size:
+            raise refuse(
+                f"a tap is {config.target_hidden_size} wide and the draft {config.hidden_size}, which must "
+                "be equal"
+            )
+
+
+def _renames(config: DraftConfig, weights: WeightFiles) -> bool:
+    tokens = read_target_ids(weights.tensors[OFFSETS], config.vocab_size)
+    return config.reduced or bool((tokens != np.arange(len(tokens))).any())
+
+
+def _tensors(
+    config: DraftConfig, weights: WeightFiles, form: str, target: Path | None
+) -> tuple[list[NewTensor], list[str]]:
+    parts, remarks = dict(stored_parameters(config, weights)), []
+    theirs: dict[str, StoredTensor] = {}
+    if target is not None and config.hidden_size == config.target_hidden_size:
+        theirs = borrowed_tensors(target, (config.vocab_size, config.hidden_size))
+    if form == "flat":
+        for name in (EMBEDDINGS, HEAD):
+            if name in parts:
+                continue
+            if name not in theirs:
+                raise ConfigError(
+                    f"{weights.where()}: the flat format needs {name}, which this draft takes from its "
+                    "target; "
+                    "name the target"
+                )
+            parts[name] = theirs[name]
+            remarks.append(f"{name} is the target's")
+    elif form == "nested":
+        for name in (EMBEDDINGS, HEAD):
+            if name in parts and name in theirs and _equal(parts[name], theirs[name]):
+                del parts[name]
+                remarks.append(f"{name} is left out: it equals the target's")
+    tensors = [copy_of(name, stored) for name, stored in parts.items()]
+    if config.enable_confidence_head and CONFIDENCE_BIAS not in parts:
+        dtype = parts[CONFIDENCE_WEIGHT].dtype
+        tensors.append(_constant(CONFIDENCE_BIAS, dtype, (1,), bytes(8)))
+        remarks.append(f"{CONFIDENCE_BIAS} is written as zero, which its absence meant")
+    if OFFSETS in weights and form == "speculators":
+        stored = weights.tensors[OFFSETS]
+        mask = np.zeros(config.vocab_size, dtype=np.bool_)
+        mask[read_target_ids(stored, config.vocab_size)] = True
+        tensors += [copy_of(OFFSETS, stored), _constant(MASK, "BOOL", mask.shape, mask.tobytes())]
+    return tensors, remarks
+
+
+def _constant(name: str, dtype: str, shape: tuple[int, ...], content: bytes) -> NewTensor:
+    size = NewTensor(name, dtype, shape, tuple).size
+    return NewTensor(name, dtype, shape, lambda: [content[:size]])
+
+
+def _equal(one: StoredTensor, other: StoredTensor) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    pieces: Iterable[tuple[bytes, bytes]] = zip(
+        copy_of("", one).pieces(), copy_of("", other).pieces(), strict=True
+    )
+    return all(a == b for a, b in pieces)
+
+
+def _check_written(config: DraftConfig, output: Path) -> None:
+    """Reads the new checkpoint back: whatever decides about the drafts must be what it was."""
+    again, _ = read_draft_directory(output)
+    was, now = (_essence(one) for one in (config, again))
+    if was != now:
+        key = next(key for key in was if was[key] != now[key])
+        raise CheckpointError(f"{output}: was written with {key} {now[key]!r}, expected {was[key]!r}")
+
+
+def _essence(config: DraftConfig) -> dict[str, Any]:
+    ignored = ("packaging", "architecture", "notes", "own_embeddings", "own_head")
+    values = {key: value for key, value in dataclasses.asdict(config).items() if key not in ignored}
+    return values if any(config.windows) else values | {"window_rule": None}

@@ -1,0 +1,25 @@
+"""What a Gemma 4 draft is, beyond what every draft is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dspark.draft.config import DraftConfig
+from dspark.target.gemma4.config import HeadSizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4DraftConfig(DraftConfig):
+    """
+    Attributes:
+        shared_values: there is no v_proj, values come from the keys' product.
+        final_logit_softcapping: bends the base logits, before the Markov bias; None: they stay.
+    """
+
+    shared_values: bool
+    final_logit_softcapping: float | None
+
+    @property
+    def heads(self) -> HeadSizes:
+        """Every layer has the heads of the target's full layers."""
+        return HeadSizes(self.head_dim, self.num_key_value_heads, self.shared_values)

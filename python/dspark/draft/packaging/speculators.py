@@ -1,0 +1,104 @@
+"""The speculators packaging: layers described in `transformer_layer_config`, taps counted from the
+embeddings, and often a reduced draft vocabulary.
+
+`DSparkSpeculator` and speculators' own DFlash have one form: `aux_hidden_state_layer_ids` is tap + 1 (0 being
+the embeddings), heads are named at top level, and `sample_from_anchor` says whether slot 0 predicts; missing,
+it is true for DSpark and false for DFlash.
+"""
+
+from __future__ import annotations
+
+from dspark.checkpoint.config_file import ConfigFile
+from dspark.checkpoint.weights import WeightFiles
+from dspark.draft.config import DraftConfig
+from dspark.draft.packaging.common import read_backbone
+from dspark.draft.packaging.heads import HeadDefaults
+from dspark.draft.packaging.slots import drops_anchor_slot
+from dspark.draft.packaging.switches import Switches
+from dspark.errors import CheckpointError
+
+BODY = "transformer_layer_config"
+KEYS = (BODY, "speculators_config", "speculators_model_type")
+KINDS = ("dspark", "dflash")
+ARCHITECTURES = {
+    "DSparkSpeculator": "dspark",
+    "DSparkDraftModel": "dspark",
+    "DFlashSpeculator": "dflash",
+    "DFlashDraftModel": "dflash",
+}
+DEFAULTS = HeadDefaults(markov_head_type=None, enable_confidence_head=None, confidence_head_with_markov=True)
+
+
+def is_speculators(config: ConfigFile) -> bool:
+    """Whether any of the keys is there that only this packaging has."""
+    return any(config.raw(key) is not None for key in KEYS)
+
+
+def recognise(config: ConfigFile, weights: WeightFiles) -> bool:
+    """See `is_speculators`."""
+    return is_speculators(config)
+
+
+def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
+    """Reads a checkpoint that `recognise` accepts."""
+    body = config.inside(BODY)
+    if body is None:
+        raise CheckpointError(
+            f"{config.path}: {BODY} is missing; the speculators packaging describes its layers there"
+        )
+    kind, notes = _kind(config), []
+    switches = Switches(config)
+    taps = _taps(config, switches)
+    if switches.flag("sample_from_anchor") is None:
+        notes.append(f"sample_from_anchor is missing: {str(kind == 'dspark').lower()}, as {kind} means it")
+    found = read_backbone(
+        config,
+        weights,
+        packaging="speculators",
+        architecture=(config.architectures() or ["none"])[0],
+        taps=taps,
+        defaults=DEFAULTS,
+        drop_anchor_slot=drops_anchor_slot(switches, kind == "dflash"),
+        window_rule="anchored, bidirectional"
+        if config.flag("sliding_window_non_causal", False)
+        else "anchored",
+        body=body,
+        notes=notes,
+    )
+    said = config.optional_integer("target_hidden_size")
+    if said is not None and said != found.target_hidden_size:
+        raise CheckpointError(
+            f"{config.path}: target_hidden_size is {said}, but with {len(taps)} taps fc.weight in "
+            f"{weights.where()} has {found.target_hidden_size} columns for each"
+        )
+    return found
+
+
+def _kind(config: ConfigFile) -> str:
+    """ "dspark" or "dflash", by `speculators_model_type` and by `architectures`, which must agree."""
+    places = [("speculators_model_type", config.raw("speculators_model_type"))]
+    places += [("architectures", ARCHITECTURES.get(name, name)) for name in config.architectures()]
+    kind: str | None = config.agreed(
+        places, lambda value: value if value in KINDS else None, " or ".join(KINDS)
+    )
+    if kind is None:
+        raise CheckpointError(
+            f"{config.path}: neither speculators_model_type nor architectures says whether this is "
+            f"{' or '.join(KINDS)}"
+        )
+    return kind
+
+
+def _taps(config: ConfigFile, switches: Switches) -> tuple[int, ...]:
+    layers = switches.integers("aux_hidden_state_layer_ids")
+    if layers is None:
+        raise CheckpointError(
+            f"{config.path}: aux_hidden_state_layer_ids is missing, and the speculators packaging has no "
+            "default"
+        )
+    if min(layers) < 0:
+        raise CheckpointError(
+            f"{config.path}: aux_hidden_state_layer_ids {list(layers)} has a negative entry; 0 is the "
+            "embeddings"
+        )
+    return tuple(layer - 1 for layer in layers)

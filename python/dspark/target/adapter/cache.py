@@ -1,0 +1,51 @@
+"""The cache of one request of an adapted target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dspark.errors import CapacityError, ConfigError
+from dspark.target.adapter import states
+
+
+class AdaptedCache:
+    """A cache of transformers in which every layer keeps every position, and how much of it is committed.
+
+    A pass appends its rows; `advance` cuts what is not kept. Layers with a sliding window keep all positions
+    too (their mask applies the window), since a ring could not give back what rejected tokens overwrote.
+    """
+
+    __slots__ = ("length", "pending", "states")
+
+    def __init__(self, states: Any) -> None:
+        self.states = states
+        self.length = 0
+        self.pending = 0
+
+    def begin(self) -> None:
+        """Before a pass: forgets rows that were never committed."""
+        if self.pending:
+            self._cut()
+
+    def wrote(self, count: int) -> None:
+        """After a pass of `count` rows; raises `ConfigError` unless every layer holds exactly these."""
+        self.pending = count
+        self._verify(self.length + count)
+
+    def advance(self, count: int) -> None:
+        """Keeps the first `count` rows of the last pass and forgets the others."""
+        if not 0 <= count <= self.pending:
+            raise CapacityError(
+                f"cannot commit {count} rows at length {self.length}: the last pass has {self.pending} left"
+            )
+        self.length += count
+        self._cut()
+
+    def _cut(self) -> None:
+        states.truncate(self.states, self.length)
+        self.pending = 0
+        self._verify(self.length)
+
+    def _verify(self, length: int) -> None:
+        if (fault := states.fault(self.states, length)) is not None:
+            raise ConfigError(f"the cache {type(self.states).__name__} {fault}: it cannot be rolled back")

@@ -1,0 +1,128 @@
+"""Loading a target that only transformers knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dspark.checkpoint.config_file import ConfigFile
+from dspark.checkpoint.load import resolve_dtype
+from dspark.checkpoint.weights import WeightFiles
+from dspark.errors import CheckpointError
+from dspark.target.adapter.config import AdaptedConfig, window
+from dspark.target.adapter.model import TransformersTarget
+from dspark.target.adapter.names import require_causal
+from dspark.target.adapter.probe import probe, refuse_recurrent
+
+if TYPE_CHECKING:
+    from dspark.checkpoint.load import Progress
+
+DTYPE_SINCE = (4, 56)
+"""Before this version of transformers the argument `dtype` was called `torch_dtype`."""
+
+
+def load_adapted(
+    directory: Path,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype | str,
+    progress: Progress | None,
+) -> TransformersTarget:
+    """See `load_target`. Progress is reported once, at the end: transformers reads all files in one call.
+
+    Raises:
+        CheckpointError: transformers does not know the architecture or cannot load it, or a weight is
+            missing.
+        ConfigError: the model cannot be rolled back, or cannot be a target for another reason that is named.
+    """
+    import transformers
+
+    file = ConfigFile.read(directory / "config.json")
+    architecture = require_causal(file)
+    weights = WeightFiles.open(directory)
+    element = resolve_dtype(dtype, weights, {name: name for name in weights.tensors})
+    model = _load(transformers, weights, architecture, element).to(device).eval().requires_grad_(False)
+    text = model.config.get_text_config(decoder=True)
+    refuse_recurrent(model, text)
+    length, limit = window(text, architecture)
+    config = AdaptedConfig(
+        architecture=architecture,
+        vocab_size=_size(text, architecture, "vocab_size"),
+        hidden_size=_size(text, architecture, "hidden_size"),
+        num_hidden_layers=_size(text, architecture, "num_hidden_layers"),
+        max_position_embeddings=length,
+        tie_word_embeddings=False,
+        limit=limit,
+    )
+    # Without a config, every layer of this cache keeps every position.
+    target = TransformersTarget(model, config, transformers.DynamicCache, transformers.__version__)
+    probe(target, text)
+    if progress is not None:
+        total = sum(stored.stop - stored.start for stored in weights.tensors.values())
+        progress(total, total)
+    return target.eval()
+
+
+def _load(transformers: Any, weights: WeightFiles, architecture: str, dtype: torch.dtype) -> Any:
+    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
+    options: dict[str, Any] = {"dtype" if (major, minor) >= DTYPE_SINCE else "torch_dtype": dtype}
+    try:
+        with _quiet(transformers):
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                weights.directory,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
+                **options,
+            )
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers lets any exception of a bad checkpoint through
+        reason = (str(error).strip() or "no message").splitlines()[0]
+        raise CheckpointError(
+            f"{weights.directory}: transformers {transformers.__version__} cannot load this {architecture} "
+            f"({type(error).__name__}: {reason})"
+        ) from error
+    _require_every_weight(weights, model, info)
+    return model
+
+
+def _require_every_weight(weights: WeightFiles, model: Any, info: Mapping[str, Any]) -> None:
+    """transformers would draw at random what is missing or does not fit."""
+    for entry in info["mismatched_keys"]:
+        name = entry if isinstance(entry, str) else entry[0]  # some versions add both shapes
+        expected, found = list(model.state_dict()[name].shape), weights.shape(name)
+        raise CheckpointError(
+            f"{weights.where()}: tensor {name} has the wrong shape, expected {expected}, "
+            f"found {'another' if found is None else list(found)}"
+        )
+    for name in sorted(info["missing_keys"]):
+        raise CheckpointError(f"{weights.where()}: tensor {name} is missing")
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without transformers' own progress bar and warnings: what matters is raised."""
+    logging = transformers.utils.logging
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def _size(text: Any, architecture: str, name: str) -> int:
+    value = getattr(text, name, None)
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"{architecture} cannot be a target: its config's {name} is {value!r}")
+    return value

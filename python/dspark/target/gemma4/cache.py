@@ -1,0 +1,64 @@
+"""The cache of one request: full layers keep every position, sliding layers what their window reaches."""
+
+from __future__ import annotations
+
+import torch
+
+from dspark.attention.cache import KVStore
+
+
+class SlidingStore(KVStore):
+    """Keys and values of sliding layers. `length` counts the rows held, not the positions seen.
+
+    Rows are only ever forgotten in front of the committed window, before a pass, so whatever part of the
+    pass is kept afterwards finds everything that it sees.
+    """
+
+    __slots__ = ("window",)
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        window: int,
+    ) -> None:
+        super().__init__(layers, kv_heads, head_dim, dtype, device)
+        self.window = window
+
+    def make_room(self, rows: int) -> None:
+        """Before a pass of `rows` rows: forgets what no later row sees, where that saves growing.
+
+        The next row sees itself and `window - 1` rows before it. They move only once as many rows lie in
+        front of them, so that a row is copied about once for each window that passes.
+        """
+        seen = self.window - 1
+        if self.length + rows <= self.capacity or self.length < 2 * seen or self.length == seen:
+            return
+        self.data[:, :, :seen] = self.data[:, :, self.length - seen : self.length]
+        self.length = seen
+
+
+class Gemma4Cache:
+    """Committed positions, and a store for each kind of layer that the model has."""
+
+    __slots__ = ("length", "stores")
+
+    def __init__(self, stores: dict[str, KVStore]) -> None:
+        self.length = 0
+        self.stores = stores
+
+    def make_room(self, rows: int) -> None:
+        """Before a pass of `rows` rows."""
+        for store in self.stores.values():
+            if isinstance(store, SlidingStore):
+                store.make_room(rows)
+
+    def advance(self, count: int) -> None:
+        """Commits the first `count` rows of the last pass."""
+        for store in self.stores.values():
+            store.advance(count)
+        self.length += count

@@ -1,0 +1,88 @@
+"""The hybrid target over packed ragged rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dspark.attention import CachedAttention
+from dspark.layers.linear import FusedLinear
+from dspark.layers.norm import FrozenNorm
+from dspark.target.hybrid.cache import HybridCache
+from dspark.target.hybrid.config import HybridConfig
+from dspark.target.hybrid.frozen import FrozenHybridStack
+from dspark.target.hybrid.modules import HybridDecays, HybridWeights
+from dspark.target.hybrid.rotary import PartialRotaryTable
+from dspark.target.hybrid.segments import DeltaPass
+from dspark.target.passes import EMBEDDINGS_TAP, check_pass, last_rows, side_by_side
+
+
+class HybridTarget:
+    """A `Target`, for inference alone: it takes the loaded weights over and fuses them."""
+
+    def __init__(self, config: HybridConfig, weights: HybridWeights, decays: HybridDecays) -> None:
+        self.config = config
+        with torch.inference_mode():
+            self._embedding = weights.embed_tokens.weight.detach()
+            self._layers = FrozenHybridStack(weights, decays, config)
+            self._norm = FrozenNorm(weights.norm)
+            self._head = FusedLinear([weights.lm_head])
+        self._rotary = PartialRotaryTable(
+            config.rope, config.head_dim, config.rotary_dim, self.dtype, self.device
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' dtype, and that of logits and taps."""
+        return self._embedding.dtype
+
+    @property
+    def embedding_weight(self) -> Tensor:
+        """`[vocabulary, hidden]`."""
+        return self._embedding
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings `[rows, hidden]` of token ids `[rows]`."""
+        return self._embedding.index_select(0, token_ids)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Logits `[rows, vocabulary]` of normed hidden states `[rows, hidden]`."""
+        return self._head(hidden)
+
+    def new_cache(self) -> HybridCache:
+        """An empty cache for one request."""
+        return HybridCache(self.config, self.dtype, self.device)
+
+    def __call__(
+        self,
+        token_ids: Tensor,
+        segments: Sequence[tuple[HybridCache, int]],
+        taps: Sequence[int] = (),
+        logits: str = "all",
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `Target.__call__`."""
+        check_pass(token_ids, segments, logits)
+        rows = self._rotary.spans([(cache.length, cache.length + n) for cache, n in segments])
+        attention = CachedAttention(
+            [(cache.kv, n) for cache, n in segments],
+            self.config.num_attention_heads,
+            (None,) * self.config.attention_layers,
+            causal=True,
+        )
+        delta = DeltaPass(segments, self.config.delta)
+        outputs: dict[int, Tensor | None] = dict.fromkeys(taps)
+        x = self.embed(token_ids)
+        if EMBEDDINGS_TAP in outputs:
+            outputs[EMBEDDINGS_TAP] = x
+        x = self._layers(x, rows, attention, delta, outputs)
+        tapped = side_by_side(outputs, taps)
+        if logits == "last":
+            x = x[last_rows(segments)]
+        return self.project(self._norm(x)), tapped

@@ -1,0 +1,97 @@
+"""The tensors of a hybrid target's checkpoint: by module name, stored name and shape."""
+
+from __future__ import annotations
+
+from dspark.checkpoint.weights import WeightFiles
+from dspark.errors import CheckpointError
+from dspark.layers.parameters import Shape
+from dspark.target.hybrid.config import HybridConfig
+
+EMBEDDINGS = "embed_tokens.weight"
+HEAD = "lm_head.weight"
+PREFIXES = ("model.language_model.", "model.", "language_model.model.")
+"""Where the text model's tensors are: in the multimodal wrapper, alone, in older wrappers."""
+
+HEADS = (HEAD, "language_model.lm_head.weight")
+LEFT_OUT = ("mtp.", "model.mtp.", "model.visual.", "visual.")
+"""Multi-token-prediction layers and vision towers: not part of the text model."""
+
+DECAY = ("A_log", "dt_bias", "norm.weight")
+"""Per layer `linear_attn.*`: small tensors that keep their digits whatever the model's dtype."""
+
+
+def hybrid_shapes(config: HybridConfig) -> dict[str, Shape]:
+    """Shapes by module name: without the prefix of the stored names."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    shapes: dict[str, Shape] = {EMBEDDINGS: (config.vocab_size, hidden), "norm.weight": (hidden,)}
+    if not config.tie_word_embeddings:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    for layer, linear in enumerate(config.is_linear):
+        mixer = _delta_shapes(config) if linear else _attention_shapes(config)
+        common: dict[str, Shape] = {
+            "mlp.gate_proj.weight": (inner, hidden),
+            "mlp.up_proj.weight": (inner, hidden),
+            "mlp.down_proj.weight": (hidden, inner),
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
+        }
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in (common | mixer).items()}
+    return shapes
+
+
+def _attention_shapes(config: HybridConfig) -> dict[str, Shape]:
+    hidden, head = config.hidden_size, config.head_dim
+    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+    rows = {"q_proj": 2 * queries, "k_proj": keys, "v_proj": keys, "o_proj": hidden}
+    shapes: dict[str, Shape] = {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
+    for name, size in rows.items():
+        shapes[f"self_attn.{name}.weight"] = (size, queries if name == "o_proj" else hidden)
+        if config.attention_bias:
+            shapes[f"self_attn.{name}.bias"] = (size,)
+    return shapes
+
+
+def _delta_shapes(config: HybridConfig) -> dict[str, Shape]:
+    delta, hidden = config.delta, config.hidden_size
+    return {
+        "linear_attn.in_proj_qkv.weight": (delta.channels, hidden),
+        "linear_attn.in_proj_z.weight": (delta.values, hidden),
+        "linear_attn.in_proj_b.weight": (delta.value_heads, hidden),
+        "linear_attn.in_proj_a.weight": (delta.value_heads, hidden),
+        "linear_attn.conv1d.weight": (delta.channels, 1, delta.kernel),
+        "linear_attn.out_proj.weight": (hidden, delta.values),
+        "linear_attn.A_log": (delta.value_heads,),
+        "linear_attn.dt_bias": (delta.value_heads,),
+        "linear_attn.norm.weight": (delta.value_dim,),
+    }
+
+
+def stored_names(config: HybridConfig, weights: WeightFiles) -> dict[str, str]:
+    """The stored name of every module name.
+
+    Raises:
+        CheckpointError: no text model's embeddings under any known prefix, or under several; the head is not
+            tied, and there is none.
+    """
+    found = [prefix for prefix in PREFIXES if f"{prefix}{EMBEDDINGS}" in weights]
+    if len(found) != 1:
+        seen = f"found both {found[0]} and {found[1]}" if found else "found none of them"
+        raise CheckpointError(
+            f"{weights.where()}: expected {EMBEDDINGS} under one of {', '.join(PREFIXES)}, {seen}"
+        )
+    names = {name: f"{found[0]}{name}" for name in hybrid_shapes(config) if name != HEAD}
+    if not config.tie_word_embeddings:
+        head = next((name for name in HEADS if name in weights), None)
+        if head is None:
+            raise CheckpointError(
+                f"{weights.where()}: tensor {HEAD} is missing, but tie_word_embeddings is false; "
+                f"expected shape {[config.vocab_size, config.hidden_size]}"
+            )
+        names[HEAD] = head
+    return names
+
+
+def left_out(weights: WeightFiles) -> dict[str, int]:
+    """Counts of the tensors that are no part of the text model, by the start of their names."""
+    counts = {start: sum(name.startswith(start) for name in weights.tensors) for start in LEFT_OUT}
+    return {start: count for start, count in counts.items() if count}

@@ -1,0 +1,92 @@
+"""What the engine, the draft and the audit ask of a target, whatever its architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+class TargetSizes(Protocol):
+    """The part of a target's configuration that others read. Sizes in elements, positions in tokens."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def tie_word_embeddings(self) -> bool: ...
+
+
+class TargetCache(Protocol):
+    """What a target remembers of one request."""
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+
+    def advance(self, count: int) -> None:
+        """Keeps the first `count` rows (0 up to all) of the last pass and forgets the others.
+
+        Afterwards everything in the cache equals, up to rounding, that of a run which saw only the kept
+        tokens. A pass that is not followed by this call leaves no trace either: the next pass starts from
+        the committed tokens again.
+        """
+
+
+@runtime_checkable
+class Target(Protocol):
+    """A causal language model over packed ragged rows, which can be tapped."""
+
+    @property
+    def config(self) -> TargetSizes: ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' dtype, and that of logits and taps."""
+
+    @property
+    def embedding_weight(self) -> Tensor:
+        """`[vocabulary, hidden]`, as stored."""
+
+    def new_cache(self) -> Any:
+        """An empty `TargetCache` for one request; only the target that made it looks inside."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings `[rows, hidden]` of token ids `[rows]`."""
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Logits `[rows, vocabulary]` of normed hidden states `[rows, hidden]`."""
+
+    def __call__(
+        self,
+        token_ids: Tensor,
+        segments: Sequence[tuple[Any, int]],
+        taps: Sequence[int] = (),
+        logits: str = "all",
+    ) -> tuple[Tensor, Tensor | None]:
+        """One pass over the rows of several requests, one after the other.
+
+        Segment i owns the next n rows, at positions length .. length + n - 1 of its cache; `cache.advance`
+        commits.
+
+        Args:
+            token_ids: `[rows]`, int64.
+            segments: (cache, n > 0) of each request; the n add up to rows.
+            taps: layers whose outputs are wanted; -1 is the embeddings.
+            logits: "all" rows, or the "last" row of each segment.
+
+        Returns:
+            Logits `[rows or segments, vocabulary]`, and the taps side by side, `[rows, taps * hidden]`, or
+            None.
+        """
