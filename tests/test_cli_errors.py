@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from commandline import GREEDY, PROMPT, run
+from commandline import GREEDY, PROMPT, STEPS, run
 from dspark import errors
 from dspark.cli import show
 
@@ -23,19 +23,25 @@ from dspark.cli import show
         (["generate", "--token-ids", "1,x"], "ConfigError", "expected token ids like 1,2,3"),
         (["generate", "--token-ids", "5,512"], "RequestError", "512"),
         (["generate", "--token-ids", "1", "--chat"], "RequestError", "--chat"),
-        (["generate", "x", "--chat"], "RequestError", "chat template"),
+        (["generate", "x", "--chat"], "RequestError", "--target smollm2"),
         (["generate", "x", "--max-model-len", "8", "--token-ids"], "ConfigError", "expected one argument"),
         (["generate", "import os\n" * 9, "--max-model-len", "8"], "CapacityError", "context window 8"),
         (["generate", "x", "--top-p", "2"], "RequestError", "top_p"),
         (["generate", "x", "--top-p", "two"], "ConfigError", "invalid float value"),
         (["generate", "x", "--temperature", "-1"], "RequestError", "temperature"),
         (["generate", "x", "--temp", "1"], "ConfigError", "unrecognized arguments: --temp"),
-        (["generate", "x", "--target", "nowhere"], "ConfigError", "no draft is known"),
+        (["generate", "x", "--target", "/nowhere"], "CheckpointError", "there is no directory '/nowhere'"),
+        (["generate", "x", "--target", "."], "ConfigError", "no draft is known for the target '.': give"),
+        (
+            ["generate", "x", "--target", "no/where"],
+            "ConfigError",
+            "which is no directory here: give --draft",
+        ),
         (["generate", "x", "--target", "nowhere", "--no-draft"], "CheckpointError", "'nowhere'"),
         (["generate", "x", "--draft", "tiny"], "CheckpointError", "'tiny' is a target"),
         (["generate", "x", "--dtype", "int4"], "ConfigError", "int4"),
         (["generate", "x", "--policy", "brave"], "ConfigError", "brave"),
-        (["generate", "x", "--policy", "throughput"], "ConfigError", "cost table"),
+        (["generate", "x", "--policy", "throughput"], "ConfigError", "has none: use fixed or threshold"),
         (["generate", "x", "--policy", "threshold"], "ConfigError", "confidence_threshold"),
         (["generate", "x", "--confidence-threshold", "0.5"], "ConfigError", "threshold"),
         (["generate", "x", "--block-size", "20"], "ConfigError", "20"),
@@ -108,3 +114,56 @@ def test_text_that_the_terminal_cannot_show(monkeypatch):
     monkeypatch.setattr(sys, "stdout", stream)
     show.write_text("naïve")
     assert stream.buffer.getvalue() == b"na?ve"
+
+
+def test_chat_needs_a_template(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    code, out, err = run("chat")
+    assert code == 2 and out == "" and "no chat template" in err and "--target smollm2" in err
+
+
+def shell(words):
+    """A shell command in which `$D` is `dspark`: its output, its error lines without progress."""
+    script = words.replace("$D", f"{sys.executable} -m dspark.cli")
+    done = subprocess.run(["/bin/bash", "-c", script], capture_output=True, text=True, timeout=120)
+    return done.stdout, [line for line in done.stderr.splitlines() if line not in STEPS]
+
+
+@pytest.mark.parametrize("arguments", ["generate x --max-tokens 3", "inspect tiny", "--help"])
+@pytest.mark.parametrize("json", ["", "--json"])
+def test_a_full_output_is_one_line_and_code_2(arguments, json):
+    out, err = shell(f"$D {arguments} {json} >/dev/full; echo $?")
+    assert out == "2\n"
+    assert err == ["dspark: DSparkError: standard output cannot be written: No space left on device"]
+
+
+def test_an_error_that_a_full_output_does_not_take():
+    out, err = shell("$D generate --json >/dev/full; echo $?")
+    assert out == "2\n" and len(err) == 1 and "either PROMPT or --token-ids" in err[0]
+
+
+def test_an_error_that_nobody_reads():
+    # The reader is gone before dspark begins.
+    out, err = shell("(sleep 0.5; $D generate --json; echo $? >&2) | true")
+    assert out == "" and err[-1] == "141" and not any("Traceback" in line for line in err)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("$D generate - <&-", "standard input is closed"),
+        ("$D chat <&-", "standard input is closed"),
+        ("$D generate x --max-tokens 3 --json >&-", "standard output is closed"),
+    ],
+)
+def test_a_closed_stream_is_one_line_and_code_2(command, words):
+    out, err = shell(f"({command}); echo $?")
+    assert out == "2\n" and len(err) == 1 and err[0].startswith("dspark: ConfigError: ") and words in err[0]
+
+
+@pytest.mark.parametrize("nowhere", ["2>&-", "2>/dev/full"])
+def test_remarks_that_go_nowhere_stop_nothing(nowhere):
+    out, err = shell(f"$D generate --token-ids 1 {' '.join(GREEDY)} --max-tokens 0 --json {nowhere}; echo $?")
+    result, code = out.splitlines()
+    assert code == "0" and json.loads(result)["token_ids"] == [] and err == []
+    assert shell(f"$D generate {nowhere}; echo $?") == ("2\n", [])

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dspark import (
     CapacityError,
@@ -38,7 +39,10 @@ def test_one_in_one_out_a_list_in_a_list_out(decoders: Decoders) -> None:
     ids = list(one.prompt_token_ids)
     assert one.text and len(one.token_ids) == 40 and one.finish_reason == "length"
     assert decoder.generate(ids, greedy()).token_ids == one.token_ids
-    assert decoder.generate(np.array(ids).tolist(), greedy()).token_ids == one.token_ids
+    assert decoder.generate(tuple(ids), greedy()).token_ids == one.token_ids
+    assert decoder.generate(np.array(ids), greedy()).token_ids == one.token_ids
+    several = decoder.generate([np.array(ids), torch.tensor(ids)], greedy())
+    assert [r.token_ids for r in several] == [one.token_ids] * 2
     assert [r.token_ids for r in decoder.generate([PROMPT, ids], greedy())] == [one.token_ids] * 2
     assert decoder.generate([], greedy()) == []
 
@@ -61,7 +65,9 @@ def test_params_may_be_one_for_each_prompt(decoders: Decoders) -> None:
         decoders().generate([PROMPT, PROMPT], [greedy()])
 
 
-@pytest.mark.parametrize("prompt", ["", [], [512], [-1], [True], 7, None, ["a", 3.5][1:]])
+@pytest.mark.parametrize(
+    "prompt", ["", [], [512], [-1], [True], 7, None, b"abc", bytearray(b"a"), ["a", 3.5][1:]]
+)
 def test_a_bad_prompt_alone_raises(decoders: Decoders, prompt: Any) -> None:
     if prompt == []:
         assert decoders().generate(prompt) == []  # an empty list is a list of no prompts
@@ -72,6 +78,15 @@ def test_a_bad_prompt_alone_raises(decoders: Decoders, prompt: Any) -> None:
         return
     with pytest.raises(RequestError):
         decoders().generate(prompt)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 4}, 5, [{"temperature": 0.0}]])
+def test_params_of_another_type_are_refused(decoders: Decoders, params: Any) -> None:
+    for call in (decoders().generate, decoders().stream):
+        with pytest.raises(RequestError, match="params must be a SamplingParams"):
+            call(PROMPT, params)
+    with pytest.raises(RequestError, match="params must be a SamplingParams"):
+        decoders().generate([PROMPT], params)
 
 
 def test_in_a_list_a_bad_prompt_hurts_nobody_else(decoders: Decoders) -> None:
@@ -223,6 +238,31 @@ def test_a_timeout_aborts(decoders: Decoders) -> None:
     assert result.finish_reason == "abort" and result.timing.total_s < 2
 
 
+def test_a_long_prompt_stops_neither_a_deadline_nor_the_others(decoders: Decoders) -> None:
+    """Prompts run in chunks: a batch that times out never reaches its rounds, and streams go on between."""
+    decoder = decoders(prefill_chunk_size=16)
+    stream = decoder.stream(PROMPT, SamplingParams(temperature=0.0, ignore_eos=True))
+    next(stream)
+    late = decoder.generate([[3] * 2000] * 16, SamplingParams(max_tokens=3, ignore_eos=True, timeout=0.05))
+    assert {(r.finish_reason, r.token_ids) for r in late} == {("abort", ())}
+    assert all(r.timing.total_s < 1.0 for r in late)
+    assert next(stream).token_ids
+    stream.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 512])
+def test_a_prompt_in_chunks_gives_the_same_drafts(decoders: Decoders, chunk: int) -> None:
+    whole = decoders(dtype="float64").generate(PROMPT, greedy())
+    parts = decoders(dtype="float64", prefill_chunk_size=chunk).generate([PROMPT, "x"], greedy())[0]
+    assert parts.token_ids == whole.token_ids
+    assert [(r.drafted, r.accepted) for r in parts.rounds] == [(r.drafted, r.accepted) for r in whole.rounds]
+
+
+def test_a_request_of_the_whole_cache_fits(decoders: Decoders) -> None:
+    decoder = decoders(max_model_len=48, max_kv_tokens=48)
+    assert len(decoder.generate([7] * 10, SamplingParams(ignore_eos=True)).token_ids) == 38
+
+
 def test_what_is_not_given_comes_from_the_generation_config(tmp_path: Path) -> None:
     shutil.copytree(resolve("tiny", "target"), tmp_path / "target")
     path = tmp_path / "target" / "generation_config.json"
@@ -253,7 +293,6 @@ def test_a_target_without_tokenizer_answers_token_ids(tmp_path: Path) -> None:
 
 
 def test_useless_target_weights_fail_the_request_by_name(tmp_path: Path) -> None:
-    import torch
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(resolve("tiny", "target"), tmp_path / "target")

@@ -11,7 +11,6 @@ import pytest
 from conftest import DATA
 from dspark import DSparkDecoder, SamplingParams
 from dspark.audit.run import Plan, audit_pair
-from dspark.serve import runner
 from dspark.serve.models import Models
 from dspark.serve.options import Options
 from hybrid_zoo import write_hybrid
@@ -84,14 +83,12 @@ def test_neighbours_do_not_change_a_sampled_text(hybrids: Decoders) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 512])
-def test_a_prompt_in_chunks_gives_the_same_drafts(
-    hybrids: Decoders, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_in_chunks_gives_the_same_drafts(hybrids: Decoders, rows: int) -> None:
     params = SamplingParams(max_tokens=40, temperature=0.0)
     prompts = [*PROMPTS, [17]]
     expected = hybrids().generate(prompts, params)
-    monkeypatch.setattr(runner, "PREFILL_ROWS", rows)
-    for got, whole in zip(hybrids().generate(prompts, params), expected, strict=True):
+    chunked = hybrids(prefill_chunk_size=rows)
+    for got, whole in zip(chunked.generate(prompts, params), expected, strict=True):
         assert got.token_ids == whole.token_ids
         assert [(r.drafted, r.accepted) for r in got.rounds] == [
             (r.drafted, r.accepted) for r in whole.rounds

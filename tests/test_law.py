@@ -120,7 +120,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("runs", [1, pytest.param(8, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("runs", [1, pytest.param(4, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 @pytest.mark.parametrize("name", CASES)
 def test_law_of_the_text(pair: tuple[Path, Path], name: str, runs: int) -> None:
     options, sampling = CASES[name]

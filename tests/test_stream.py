@@ -40,6 +40,7 @@ def test_pieces_join_to_the_whole(decoders: Decoders) -> None:
     last = pieces[-1].result
     assert last is not None and last.text == whole.text and last.token_ids == whole.token_ids
     assert any(len(p.token_ids) > 1 for p in pieces), "a round's tokens come together"
+    assert all(p.token_ids for p in pieces) and len(pieces) <= 1 + len(last.rounds), "one piece per round"
 
 
 @pytest.mark.parametrize("stop_at", [5, 17, 40])

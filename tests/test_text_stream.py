@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,43 @@ def test_pieces_joined_are_the_text_at_the_end(name: str, data: st.DataObject) -
         pieces.append(stream.push(ids[start : start + width]))
         start += width
     pieces.append(stream.flush())
-    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
+    assert "".join(pieces) == whole_text(tokenizer, ids, skip)
+
+
+def whole_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
+    """What `decode` gives, but with the valid characters of byte runs that are not valid as a whole."""
+    if "ByteFallback" not in tokenizer.decoder_steps:
+        return tokenizer.decode(ids, skip_special_tokens=skip)
+    hidden = tokenizer.special_token_ids if skip else ()
+    tokens = [tokenizer.backend.id_to_token(i) for i in ids if i not in hidden]
+    shown, is_valid = [], True
+    for is_run, group in groupby(filter(None, tokens), lambda t: t.startswith("<0x")):
+        if not is_run:
+            shown += group
+            continue
+        # "surrogateescape" makes one surrogate of each byte that belongs to no character.
+        for character in bytes(int(t[3:5], 16) for t in group).decode("utf-8", "surrogateescape"):
+            if "\udc80" <= character <= "\udcff":
+                is_valid = False
+                shown.append("\ufffd")
+            else:
+                shown += [f"<0x{byte:02X}>" for byte in character.encode()]
+    text: str = tokenizer.backend.decoder.decode(shown)
+    if is_valid:
+        assert text == tokenizer.decode(ids, skip_special_tokens=skip)
+    return text
+
+
+@pytest.mark.parametrize("name", ["byte fallback", "byte fallback, space kept"])
+@given(text=st.text(max_size=12), width=st.integers(1, 5))
+@settings(max_examples=80, deadline=None)
+def test_valid_byte_runs_join_to_the_text(name: str, text: str, width: int) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode("end " + text)
+    stream = TextStream(tokenizer, skip_special_tokens=False)
+    pieces = [stream.push(ids[k : k + width]) for k in range(0, len(ids), width)]
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=False)
+    assert stream.flush() == ""
 
 
 @pytest.mark.parametrize(
@@ -137,13 +174,23 @@ def test_an_unfinished_character_is_held_back(name: str, width: int) -> None:
     assert ("".join(pieces) + stream.flush()).lstrip(" ") == text
 
 
-def test_a_character_appears_with_its_last_token() -> None:
-    tokenizer = TOKENIZERS["tiny"]
-    ids = tokenizer.encode("\U0001fae0")
-    assert len(ids) == 4
+@pytest.mark.parametrize("name", ["tiny", "byte fallback"])
+def test_a_character_appears_with_its_last_token(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode("\U0001fae0\U0001fae0")[-8:]
     stream = TextStream(tokenizer)
-    assert [stream.push([i]) for i in ids] == ["", "", "", "\U0001fae0"]
+    assert [stream.push([i]) for i in ids] == ["", "", "", "\U0001fae0"] * 2
     assert stream.flush() == ""
+
+
+def test_a_wrong_byte_takes_nothing_back() -> None:
+    tokenizer = TOKENIZERS["byte fallback"]
+    run = b"\n\xe4\xbd\xa0\xe4\n\xff."
+    ids = [tokenizer.backend.token_to_id(f"<0x{byte:02X}>") for byte in run]
+    stream = TextStream(tokenizer)
+    assert [stream.push([i]) for i in ids] == ["\n", "", "", "你", "", "\ufffd\n", "\ufffd", "."]
+    assert stream.push([tokenizer.backend.token_to_id("▁a")]) == " a"
+    assert tokenizer.decode(ids) == "\ufffd" * len(run)  # where the library knows the whole run
 
 
 @pytest.mark.parametrize("name", ["tiny", "byte fallback"])

@@ -94,6 +94,7 @@ class Engine:
         block_size: int,
         max_batch_size: int,
         max_kv_tokens: int,
+        prefill_chunk_size: int = 512,
         confidence_threshold: float | None = None,
         cost_table: CostTable | None = None,
         markov_candidates: int | None = None,

@@ -88,12 +88,15 @@ def accept_batch(
     ):
         if len(given) != count:
             raise RequestError(f"{name} has {len(given)} entries for {count} requests")
-    return _core.accept_batch(
-        target_logits,
-        [list(ids) for ids in draft_ids],
-        draft_logits,
-        rule,
-        [p.with_defaults({}) for p in params],
-        list(noise),
-        [(list(prompt), list(output)) for prompt, output in zip(prompts, outputs, strict=True)],
-    )
+    try:
+        return _core.accept_batch(
+            target_logits,
+            [list(ids) for ids in draft_ids],
+            draft_logits,
+            rule,
+            [p.with_defaults({}) for p in params],
+            list(noise),
+            [(list(prompt), list(output)) for prompt, output in zip(prompts, outputs, strict=True)],
+        )
+    except OverflowError as error:
+        raise RequestError("token ids must be whole numbers of at least 0") from error

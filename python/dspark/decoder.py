@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self, overload
@@ -59,6 +60,7 @@ class DSparkDecoder:
         max_batch_size: int = 32,
         max_model_len: int | None = None,
         max_kv_tokens: int | None = None,
+        prefill_chunk_size: int = 512,
         progress: Callable[[int, int], None] | None = None,
     ) -> Self:
         """Loads a target and, unless `draft` is `None`, a draft for it.
@@ -72,8 +74,10 @@ class DSparkDecoder:
         `calibration` of the confidence head; `block_size`, tokens to draft per round at most;
         `markov_candidates`, restricts each step of the Markov chain to that many candidates; `acceptance`
         ("rejection", "block" or "coupled"); `max_batch_size` requests at once; `max_model_len`, the
-        context window; `max_kv_tokens`, positions in the caches over all running requests; `progress` is
-        called with bytes read so far and in all, for each model.
+        context window; `max_kv_tokens`, positions in the caches over all running requests (a request
+        reserves its prompt and `max_tokens`, which without a limit is the whole window, and waits until
+        they fit); `prefill_chunk_size`, prompt tokens that one pass runs before the others go on;
+        `progress` is called with bytes read so far and in all, for each model.
 
         Raises `CheckpointError` for a model that cannot be loaded and `ConfigError` for options that
         contradict each other or the models.
@@ -89,6 +93,7 @@ class DSparkDecoder:
             max_batch_size=max_batch_size,
             max_model_len=max_model_len,
             max_kv_tokens=max_kv_tokens,
+            prefill_chunk_size=prefill_chunk_size,
         )
         load = partial(
             Models.load,
@@ -133,10 +138,9 @@ class DSparkDecoder:
         list it becomes a result with finish_reason "error" and `.error`, and the others go on. Ctrl-C
         cancels the call's requests.
         """
+        prompts = _as_list(prompts)
         if _is_one_prompt(prompts):
-            if params is not None and not isinstance(params, SamplingParams):
-                raise RequestError("params must be one SamplingParams for one prompt, not a list")
-            return self._generate_one(prompts, params)
+            return self._generate_one(prompts, _one(params))
         each = _one_each(params, len(prompts))
         return self._generate_list(list(zip(prompts, each, strict=True)))
 
@@ -269,7 +273,7 @@ class DSparkDecoder:
 
     @staticmethod
     def _one_sample(params: SamplingParams | None) -> SamplingParams | None:
-        if params is not None and params.n != 1:
+        if _one(params) is not None and params is not None and params.n != 1:
             raise RequestError(f"a stream has one sample, n = {params.n} was asked for")
         return params
 
@@ -277,22 +281,33 @@ class DSparkDecoder:
 _DEFAULT = SamplingParams()
 
 
+def _as_list(prompts: Any) -> Any:
+    """An array or tensor of token ids as a list."""
+    return prompts.tolist() if hasattr(prompts, "tolist") else prompts
+
+
 def _is_one_prompt(prompts: Any) -> bool:
     if isinstance(prompts, str):
         return True
-    if not isinstance(prompts, Sequence):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray | memoryview):
         raise RequestError(f"a prompt is a string or a list of token ids, not {type(prompts).__name__}")
-    return len(prompts) > 0 and hasattr(prompts[0], "__index__")
+    return len(prompts) > 0 and isinstance(prompts[0], Integral)
 
 
-def _one_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams] | list[SamplingParams | None]:
+def _one(params: Any) -> SamplingParams | None:
+    if params is None or isinstance(params, SamplingParams):
+        return params
+    raise RequestError(f"params must be a SamplingParams, or a list with one for each prompt, not {params!r}")
+
+
+def _one_each(params: Any, count: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, Sequence):
+        return [_one(params)]
     if len(params) != count:
         raise RequestError(f"params has {len(params)} entries for {count} prompts")
-    return list(params)
+    return [_one(each) for each in params]
 
 
 def _collect(handles: list[Handle]) -> list[GenerationResult]:

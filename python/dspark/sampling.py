@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import Any
 
 from dspark.errors import RequestError
@@ -77,25 +78,31 @@ class SamplingParams:
                 raise RequestError(f"{name} is not supported by dspark")
         for name, low, high, what in _RANGES:
             value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                raise RequestError(f"{name} must be {what}, not {value!r}")
-            if name in _WHOLE and value != int(value):
+            if value is not None and not _is_between(value, low, high, Integral if name in _WHOLE else Real):
                 raise RequestError(f"{name} must be {what}, not {value!r}")
         if self.top_p is not None and self.top_p <= 0:
             raise RequestError(f"top_p must be a number in (0, 1], not {self.top_p!r}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens = {self.min_tokens} is more than max_tokens = {self.max_tokens}")
-        if any(not isinstance(text, str) or not text for text in self.stop_strings):
-            raise RequestError(f"stop must be a string or a list of strings, none empty, not {self.stop!r}")
-        if any(type(token) is not int or token < 0 for token in self.stop_token_ids or ()):
-            raise RequestError(f"stop_token_ids must be a list of token ids, not {self.stop_token_ids!r}")
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculative"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        self._check_stops()
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
         for token, bias in (self.logit_bias or {}).items():
-            if type(token) is not int or token < 0 or not math.isfinite(bias):
+            if not _is_token(token) or not isinstance(bias, Real) or not abs(float(bias)) <= MAX_BIAS:
                 raise RequestError(
-                    f"logit_bias must map token ids to finite numbers, not {token!r} to {bias!r}"
+                    f"logit_bias must map token ids to numbers up to {MAX_BIAS:g}, not {token!r}: {bias!r}"
                 )
+
+    def _check_stops(self) -> None:
+        stop, ids = self.stop, self.stop_token_ids
+        texts = [stop] if isinstance(stop, str) else stop
+        if texts is not None and not (isinstance(texts, Sequence) and all(map(_is_text, texts))):
+            raise RequestError(f"stop must be a string or a list of strings, none empty, not {stop!r}")
+        if ids is not None and not (isinstance(ids, Sequence) and all(map(_is_token, ids))):
+            raise RequestError(f"stop_token_ids must be a list of token ids, not {ids!r}")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -125,6 +132,24 @@ class SamplingParams:
         return replace(self, **filled)
 
 
+MAX_BIAS = 1e6
+"""Larger biases would leave the range of float32 once added."""
+
+
+def _is_between(value: Any, low: float, high: float, kind: type) -> bool:
+    number: Any = value
+    return isinstance(value, kind) and not isinstance(value, bool) and bool(low <= number <= high)
+
+
+def _is_token(token: Any) -> bool:
+    return isinstance(token, Integral) and not isinstance(token, bool) and 0 <= int(token) < 2**31
+
+
+def _is_text(text: Any) -> bool:
+    """A string that is not empty and has no lone surrogates, which no tokenizer could give."""
+    return isinstance(text, str) and bool(text) and not any("\ud800" <= c <= "\udfff" for c in text)
+
+
 _UNSUPPORTED = (
     "guided_decoding",
     "structured_outputs",
@@ -142,8 +167,8 @@ _NEUTRAL: dict[str, float | int] = {
 }
 _WHOLE = {"max_tokens", "min_tokens", "top_k", "seed", "logprobs", "n"}
 _RANGES: tuple[tuple[str, float, float, str], ...] = (
-    ("max_tokens", 0, math.inf, "a whole number of at least 0"),
-    ("min_tokens", 0, math.inf, "a whole number of at least 0"),
+    ("max_tokens", 0, 2**31, "a whole number of at least 0"),
+    ("min_tokens", 0, 2**31, "a whole number of at least 0"),
     ("temperature", 0.0, 1e6, "a number of at least 0"),
     ("top_k", -1, 2**31, "a whole number, 0 or -1 for no limit"),
     ("top_p", 0.0, 1.0, "a number in (0, 1]"),

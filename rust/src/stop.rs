@@ -111,12 +111,13 @@ impl StopStrings {
         StopMatch { text: std::mem::replace(&mut self.held, held), stop: None }
     }
 
-    /// The rest of a text that no string has ended: what was held back, then `rest`.
+    /// The rest of a text that no string has ended: what was held back, then `rest`, which is matched too.
+    /// A string that `rest` completes only cuts the text: no token completed it, and the request has ended
+    /// for another reason already, `min_tokens` or not.
     pub fn finish(&mut self, rest: &str) -> String {
-        if std::mem::replace(&mut self.ended, true) {
-            return String::new();
-        }
-        std::mem::take(&mut self.held) + rest
+        let StopMatch { text, .. } = self.push(rest, true);
+        self.ended = true;
+        text + &std::mem::take(&mut self.held)
     }
 
     /// Feeds every automaton; gives the first listed of the strings that this byte completes.

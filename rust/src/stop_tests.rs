@@ -57,6 +57,17 @@ fn what_might_become_a_string_is_held_back_and_released() {
 }
 
 #[test]
+fn the_rest_is_matched_too() {
+    let mut stop = strings(&["a\u{fffd}"], false);
+    assert_eq!(stop.push("ba", true), given("b", None));
+    assert_eq!(stop.finish("\u{fffd}c"), "");
+    assert_eq!(stop.push("c", true), given("", None));
+    let mut stop = strings(&["a\u{fffd}"], true);
+    assert_eq!(stop.push("ba", true), given("ba", None));
+    assert_eq!(stop.finish("\u{fffd}c"), "\u{fffd}");
+}
+
+#[test]
 fn a_string_completed_too_early_does_not_count() {
     let mut stop = strings(&["aba"], false);
     assert_eq!(stop.push("aba", false), given("ab", None));

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark.cli.options import add_pair_options, decoder_options, load_models
-from dspark.cli.show import Progress, print_json, table
+from dspark.cli.show import Progress, print_json, print_text, table
 
 if TYPE_CHECKING:
     from dspark.audit.checks import Counts, GreedyCheck, SampledCheck
@@ -80,8 +80,8 @@ def _prompts(texts: list[str], models: Models, chat: bool) -> list[Prompt]:
 def print_report(report: Report, prompts: int) -> None:
     """The report in words and numbers."""
     info = report.info
-    print(f"target {info['target']}\ndraft  {info['draft'] or '-'}")
-    print(
+    print_text(f"target {info['target']}\ndraft  {info['draft'] or '-'}")
+    print_text(
         f"{info['dtype']} on {info['device']}, {info['threads']} threads, acceptance {info['acceptance']}, "
         f"policy {info['policy']}, {prompts} prompts\n"
     )
@@ -92,13 +92,13 @@ def print_report(report: Report, prompts: int) -> None:
     _print_list("not shown", report.not_shown())
     _print_list("failures", report.failures())
     _print_list("proves nothing", report.gaps())
-    print(report.verdict.upper())
+    print_text(report.verdict.upper())
 
 
 def _print_greedy(check: GreedyCheck) -> None:
     equal, beyond = check.counts.tokens - len(check.differences), check.beyond_rounding
-    print(f"temperature 0: {_work(check.counts)}")
-    print(
+    print_text(f"temperature 0: {_work(check.counts)}")
+    print_text(
         f"  {equal} tokens equal the reference's, {len(check.differences) - beyond} differ within rounding, "
         f"{beyond} beyond it\n"
         f"  rounding explains gaps up to {check.largest_bound:.2g}; the closest two candidates are "
@@ -107,12 +107,12 @@ def _print_greedy(check: GreedyCheck) -> None:
 
 
 def _print_sampled(check: SampledCheck) -> None:
-    print(f"{check.name}: {_work(check.counts)}")
+    print_text(f"{check.name}: {_work(check.counts)}")
     rows = [("", "n", "value", "p", "caught at")]
     for test in check.tests:
         numbers = (f"{test.count}", f"{test.statistic:.4f}", f"{test.p_value:.2g}", f"{test.detectable:.4f}")
         rows.append((f"  {test.name}", *numbers))
-    print(table(rows) + "\n")
+    print_text(table(rows) + "\n")
 
 
 def _work(counts: Counts) -> str:
@@ -125,4 +125,4 @@ def _work(counts: Counts) -> str:
 
 def _print_list(title: str, lines: list[str]) -> None:
     if lines:
-        print("\n".join([f"{title}:", *(f"  - {line}" for line in lines)]) + "\n")
+        print_text("\n".join([f"{title}:", *(f"  - {line}" for line in lines)]) + "\n")

@@ -6,13 +6,19 @@ Where standard input is no terminal, each of its lines is a message; --json prin
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dspark.cli.options import add_pair_options, add_sampling_options, open_decoder, sampling_params
+from dspark.cli.options import (
+    add_pair_options,
+    add_sampling_options,
+    open_decoder,
+    require_template,
+    sampling_params,
+)
 from dspark.cli.show import print_json, print_stream, say, summary
+from dspark.cli.streams import standard_input
 from dspark.errors import DSparkError
 
 if TYPE_CHECKING:
@@ -32,11 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Runs `dspark chat`."""
     params = sampling_params(options)
-    interactive = sys.stdin.isatty()
+    messages = standard_input()
+    interactive = messages.isatty()
     opening = [{"role": "system", "content": options.system}] if options.system else []
     with open_decoder(options) as decoder:
+        require_template(decoder)
         talk = _Conversation(decoder, params, opening, options.json)
-        for line in _typed_lines() if interactive else sys.stdin:
+        for line in _typed_lines() if interactive else messages:
             message = line.rstrip("\n")
             if message == "/exit":
                 break

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dspark.cli.show import fields, print_json
+from dspark.cli.show import fields, print_json, print_text
 
 HELP = "write a draft for another engine"
 FORMATS = ("flat", "nested", "speculators")
@@ -38,5 +38,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**shown, "draft": inspect_checkpoint(output)})
     else:
-        print(fields(shown))
+        print_text(fields(shown))
     return 0

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from dspark.cli.options import (
     add_pair_options,
     add_sampling_options,
     open_decoder,
+    require_template,
     sampling_params,
     token_ids,
 )
 from dspark.cli.show import print_json, print_stream, say, summary, write_text
+from dspark.cli.streams import standard_input
 from dspark.errors import RequestError
 
 HELP = "generate text from a prompt"
@@ -41,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
     prompt = _prompt(options)
     with open_decoder(options) as decoder:
         if options.chat:
+            require_template(decoder)
             prompt = decoder.render_chat([{"role": "user", "content": prompt}])
         if params.n == 1 and not options.json:
             say(summary(print_stream(decoder.stream(prompt, params))))
@@ -60,7 +62,7 @@ def _prompt(options: argparse.Namespace) -> str | list[int]:
     given: str | None = options.prompt
     ids: list[int] | None = options.token_ids
     if given is not None and ids is None:
-        return sys.stdin.read() if given == "-" else given
+        return standard_input().read() if given == "-" else given
     if ids is not None and given is None:
         if options.chat:
             raise RequestError("--chat renders a PROMPT, not --token-ids")

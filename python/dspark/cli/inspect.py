@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.show import fields, print_json
+from dspark.cli.show import fields, print_json, print_text
 from dspark.errors import CheckpointError
 
 HELP = "show what a checkpoint is"
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(shown)
     else:
-        print(fields(shown))
+        print_text(fields(shown))
     return 0
 
 

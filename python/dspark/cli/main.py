@@ -9,11 +9,13 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from dspark import __version__
 from dspark.cli import audit, chat, export, generate, inspect
 from dspark.cli.show import print_json, say
+from dspark.cli.streams import check_output, discard, write
 from dspark.errors import ConfigError, DSparkError
 
 ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
@@ -42,15 +44,20 @@ def _run(arguments: list[str]) -> int:
 def guarded(action: Callable[[], int], *, as_json: bool = False) -> int:
     """The exit code of `action`, whatever it raises; see `main`."""
     try:
-        code = action()
-        sys.stdout.flush()  # here, where a closed pipe is still caught
-        return code
+        return _outcome(action, as_json)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes standard output once more at its end and must not fail there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         return BROKEN_PIPE
+
+
+def _outcome(action: Callable[[], int], as_json: bool) -> int:
+    try:
+        check_output()
+        return _flushed(action)
+    except BrokenPipeError:
+        raise
     except DSparkError as error:
         return _fail(error.to_json(), as_json)
     except Exception as error:
@@ -58,6 +65,17 @@ def guarded(action: Callable[[], int], *, as_json: bool = False) -> int:
             raise
         hint = "unexpected; DSPARK_TRACEBACK=1 shows where"
         return _fail({"type": type(error).__name__, "message": f"{error} ({hint})"}, as_json)
+
+
+def _flushed(action: Callable[[], int]) -> int:
+    """What was printed goes out here, where a full or closed output is still told apart."""
+    try:
+        code = action()
+    except SystemExit:  # after --help
+        write("")
+        raise
+    write("")
+    return code
 
 
 class _Parser(argparse.ArgumentParser):
@@ -92,7 +110,10 @@ class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpF
 
 
 def _fail(error: dict[str, str], as_json: bool) -> int:
-    if as_json:
-        print_json({"error": error})
     say(f"{error['type']}: {' '.join(error['message'].split())}")
+    with suppress(DSparkError):  # an output that takes nothing: one line is enough
+        if as_json:
+            print_json({"error": error})
+        else:
+            write("")
     return ERROR

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark.cli.show import Progress
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, RequestError
 from dspark.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -63,13 +64,21 @@ def add_pair_options(parser: argparse.ArgumentParser) -> None:
 
 
 def draft_of(options: argparse.Namespace) -> str | None:
-    """The draft that was asked for; `None` with `--no-draft`. Raises `ConfigError` where none is known."""
+    """The draft that was asked for; `None` with `--no-draft`.
+
+    Where none is known: `CheckpointError` if there is no such target either, else `ConfigError`.
+    """
     if options.no_draft:
         return None
     draft: str | None = options.draft or _DRAFT_OF.get(options.target)
     if draft is None:
+        from dspark.pretrained import is_hub_id, resolve
+
+        if not is_hub_id(options.target):  # nothing is fetched for an error
+            resolve(options.target, "target")
+        here = "" if Path(options.target).expanduser().is_dir() else ", which is no directory here"
         raise ConfigError(
-            f"no draft is known for the target {options.target!r}: give --draft DIR, or --no-draft"
+            f"no draft is known for the target {options.target!r}{here}: give --draft DIR, or --no-draft"
         )
     return draft
 
@@ -95,6 +104,10 @@ def decoder_options(options: argparse.Namespace) -> Options:
     """How the flags want the pair to work."""
     from dspark.serve.options import Options
 
+    if options.policy == "throughput":
+        raise ConfigError(
+            'policy "throughput" needs a cost table, and the command line has none: use fixed or threshold'
+        )
     return Options(**{name: getattr(options, name) for name in _DECODER_OPTIONS})
 
 
@@ -104,6 +117,16 @@ def open_decoder(options: argparse.Namespace) -> DSparkDecoder:
 
     progress = Progress(silent=options.json)
     return DSparkDecoder(lambda: load_models(options, progress), decoder_options(options))
+
+
+def require_template(decoder: DSparkDecoder) -> None:
+    """Raises `RequestError` if the target has no chat template."""
+    models = decoder.models
+    if not models.require_tokenizer().has_chat_template:
+        raise RequestError(
+            f"{models.paths[0]} has no chat template: give a plain prompt to dspark generate, "
+            "or take a target that has one, like --target smollm2"
+        )
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:

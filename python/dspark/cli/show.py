@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dspark.cli import streams
 from dspark.errors import DSparkError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def say(remark: str) -> None:
     """One line on standard error."""
-    print(f"dspark: {remark}", file=sys.stderr, flush=True)
+    streams.remark(f"dspark: {remark}\n")
 
 
 class Progress:
@@ -52,13 +53,13 @@ class Progress:
             self._width = 0
 
     def _show(self, line: str) -> None:
-        print(f"\r{line.ljust(self._width)}\r{line}", end="", file=sys.stderr, flush=True)
+        streams.remark(f"\r{line.ljust(self._width)}\r{line}")
         self._width = len(line)
 
 
 def print_json(value: Any) -> None:
     """One JSON value on a line of its own, ASCII only so that no locale can break it."""
-    print(json.dumps(_finite(value), allow_nan=False), flush=True)
+    streams.write(json.dumps(_finite(value), allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:
@@ -90,8 +91,12 @@ def print_stream(pieces: Iterable[StreamPiece], shown: list[str] | None = None) 
 def write_text(text: str) -> None:
     """Text on standard output at once; what its encoding lacks becomes a question mark."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-    sys.stdout.flush()
+    streams.write(text.encode(encoding, "replace").decode(encoding))
+
+
+def print_text(text: str) -> None:
+    """Text on standard output with a line end."""
+    write_text(text + "\n")
 
 
 def summary(result: GenerationResult) -> str:

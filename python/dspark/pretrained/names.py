@@ -42,11 +42,16 @@ def resolve(name_or_path: str | PathLike[str], role: Role, progress: Progress = 
         raise CheckpointError(
             f"{name!r} is a {other}, not a {role}; known {role}s: {', '.join(_KNOWN[role])}"
         )
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
+    if is_hub_id(name):
         return _from_hub(name, role, progress)
     raise CheckpointError(
         f"there is no directory {name!r}, and it is no known {role}; {_known_sentence(role)}"
     )
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name has the form of a Hub id, `owner/name`."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) is not None
 
 
 def _known(name: str, progress: Progress) -> Path:

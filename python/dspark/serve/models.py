@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,7 @@ import torch
 from dspark.draft import DSparkDraftModel, load_draft
 from dspark.errors import CheckpointError, ConfigError, RequestError
 from dspark.pretrained import resolve
+from dspark.sampling import SamplingParams
 from dspark.serve.heads import heads_to_core
 from dspark.serve.runner import Runner
 from dspark.target import load_target
@@ -70,15 +72,15 @@ class Models:
             )
         switched_off: list[str] = []
         tokenizer = None
-        try:
+        if (target_path / "tokenizer.json").exists():  # a damaged one is an error
             tokenizer = Tokenizer.from_directory(target_path)
-        except CheckpointError as error:
-            switched_off.append(f"text: {error}")
+        else:
+            switched_off.append(f"text: {_without_tokenizer(target_path)}")
         return cls(
             target=model,
             draft=draft_model,
             tokenizer=tokenizer,
-            generation_config=read_object(target_path / "generation_config.json"),
+            generation_config=_generation_config(target_path / "generation_config.json"),
             end_token_ids=eos_token_ids(target_path),
             paths=(target_path, draft_path),
             switched_off=switched_off,
@@ -111,17 +113,17 @@ class Models:
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer; raises `RequestError` if the target has none."""
         if self.tokenizer is None:
-            raise RequestError(
-                f"{self.paths[0]} has no tokenizer.json: only prompts given as token ids can be used"
-            )
+            raise RequestError(_without_tokenizer(self.paths[0]))
         return self.tokenizer
 
     def tokens(self, prompt: Any) -> tuple[int, ...]:
         """The prompt's token ids, checked; raises `RequestError`."""
         tokens: Sequence[int]
+        if hasattr(prompt, "tolist"):
+            prompt = prompt.tolist()
         if isinstance(prompt, str):
             tokens = self.require_tokenizer().encode(prompt)
-        elif isinstance(prompt, Sequence):
+        elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray | memoryview):
             tokens = prompt
         else:
             raise RequestError(f"a prompt is a string or a list of token ids, not {type(prompt).__name__}")
@@ -129,11 +131,11 @@ class Models:
             raise RequestError("the prompt is empty: at least one token is needed to begin from")
         vocabulary = self.target.config.vocab_size
         for position, token in enumerate(tokens):
-            if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= token < vocabulary:
+            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < vocabulary:
                 raise RequestError(
                     f"prompt token {position} is {token!r}, outside of the ids from 0 to {vocabulary - 1}"
                 )
-        return tuple(map(operator.index, tokens))
+        return tuple(map(int, tokens))
 
     def runner(self) -> Runner:
         """Torch's side of the engine."""
@@ -164,14 +166,28 @@ class Models:
         }
 
 
+def _without_tokenizer(target: Path) -> str:
+    return f"{target} has no tokenizer.json: only prompts given as token ids can be used"
+
+
+def _generation_config(path: Path) -> dict[str, Any]:
+    """The target's own sampling parameters, empty without the file; raises `CheckpointError`."""
+    config = read_object(path)
+    for key, value in config.items():
+        try:
+            SamplingParams().with_defaults({key: value})
+        except RequestError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+    return config
+
+
 def parse_device(name: str) -> torch.device:
     """ "auto" is a GPU if torch sees one, else the CPU; raises `ConfigError`."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f'device must be "auto", "cpu" or "cuda", not {name!r}') from error
+    if not isinstance(name, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ConfigError(f'device must be "auto", "cpu" or "cuda", not {name!r}')
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError('device "cuda" was asked for, and torch sees no GPU')
     return device

@@ -11,6 +11,17 @@ from dspark.errors import ConfigError
 if TYPE_CHECKING:
     from dspark.serve.models import Models
 
+ACCEPTANCE = ("rejection", "block", "coupled")
+POLICIES = ("fixed", "threshold", "throughput")
+_WHOLE = (
+    "block_size",
+    "markov_candidates",
+    "max_batch_size",
+    "max_model_len",
+    "max_kv_tokens",
+    "prefill_chunk_size",
+)
+
 DEFAULT_KV_TOKENS = 1 << 17
 """Cache positions over all requests where nothing is said: more than a CPU can serve at once."""
 
@@ -29,6 +40,34 @@ class Options:
     max_batch_size: int = 32
     max_model_len: int | None = None
     max_kv_tokens: int | None = None
+    prefill_chunk_size: int = 512
+
+    def __post_init__(self) -> None:
+        """Refuses what no model could make right; raises `ConfigError`."""
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 1 <= value < 2**31):
+                raise ConfigError(f"{name} must be a whole number from 1 to 2^31 - 1, not {value!r}")
+        if self.acceptance not in ACCEPTANCE:
+            raise ConfigError(f"acceptance must be one of {', '.join(ACCEPTANCE)}, not {self.acceptance!r}")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}")
+        threshold = self.confidence_threshold
+        if self.policy == "threshold":
+            if (
+                isinstance(threshold, bool)
+                or not isinstance(threshold, int | float)
+                or not 0 <= threshold <= 1
+            ):
+                raise ConfigError(
+                    f'policy "threshold" needs a confidence_threshold between 0 and 1, not {threshold!r}'
+                )
+        elif threshold is not None:
+            raise ConfigError(
+                f'confidence_threshold is for policy "threshold", and the policy is "{self.policy}"'
+            )
+        if self.cost_table is not None and self.policy != "throughput":
+            raise ConfigError(f'cost_table is for policy "throughput", and the policy is "{self.policy}"')
 
     def window(self, models: Models) -> int:
         """Positions of one request at most."""
@@ -40,17 +79,9 @@ class Options:
 
     def engine(self, models: Models) -> _core.Engine:
         """The Rust engine; raises `ConfigError` for what does not fit."""
-        for name in ("block_size", "markov_candidates", "max_batch_size", "max_model_len", "max_kv_tokens"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
         if self.max_model_len is not None and self.max_model_len > models.window:
             raise ConfigError(
                 f"max_model_len = {self.max_model_len} is more than the models' window of {models.window}"
-            )
-        if self.confidence_threshold is not None and self.policy != "threshold":
-            raise ConfigError(
-                f'confidence_threshold is for policy "threshold", and the policy is "{self.policy}"'
             )
         if (
             self.policy in ("threshold", "throughput")
@@ -69,6 +100,7 @@ class Options:
             block_size=models.drafted_per_round(self.block_size),
             max_batch_size=self.max_batch_size,
             max_kv_tokens=self.kv_tokens(models),
+            prefill_chunk_size=self.prefill_chunk_size,
             confidence_threshold=self.confidence_threshold,
             cost_table=self.cost_table,
             markov_candidates=self.markov_candidates,

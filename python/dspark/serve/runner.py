@@ -11,9 +11,6 @@ from dspark.draft import DraftContext, DSparkDraftModel
 from dspark.errors import ConfigError
 from dspark.target.protocol import Target, TargetCache
 
-PREFILL_ROWS = 512
-"""Prompt rows per target pass: bounds the memory of a long prompt's activations."""
-
 
 class Runner:
     """Target, draft and their caches by request id.
@@ -34,28 +31,28 @@ class Runner:
         self._verified: list[tuple[int, int]] = []
         self._verified_taps: Tensor | None = None
 
-    def prefill(self, ids: list[int], prompts: list[list[int]], drafts: list[bool]) -> Tensor:
-        """Runs whole prompts; returns the logits `[requests, vocabulary]` of their last tokens.
+    def prefill(self, ids: list[int], parts: list[list[int]], drafts: list[bool]) -> Tensor:
+        """Runs the next part of each prompt; returns logits `[requests, vocabulary]` of their last tokens.
 
-        Only requests that draft get a draft context.
+        A request is known from its first part on. Only requests that draft get a draft context.
         """
         for request, drafting in zip(ids, drafts, strict=True):
+            if request in self._caches:
+                continue
             self._caches[request] = self.target.new_cache()
             if drafting and self.draft_model is not None:
                 self._contexts[request] = self.draft_model.new_context()
-        rows = [self._prefill_one(request, prompt) for request, prompt in zip(ids, prompts, strict=True)]
+        rows = [self._prefill_one(request, part) for request, part in zip(ids, parts, strict=True)]
         return self._to_host(torch.cat(rows) if len(rows) > 1 else rows[0])
 
-    def _prefill_one(self, request: int, prompt: list[int]) -> Tensor:
+    def _prefill_one(self, request: int, part: list[int]) -> Tensor:
         cache, context = self._caches[request], self._contexts.get(request)
-        for start in range(0, len(prompt), PREFILL_ROWS):
-            chunk = prompt[start : start + PREFILL_ROWS]
-            logits: Tensor
-            wanted = self.taps if context is not None else ()
-            logits, taps = self.target(self._ids(chunk), [(cache, len(chunk))], wanted, logits="last")
-            cache.advance(len(chunk))
-            if context is not None and taps is not None and self.draft_model is not None:
-                self.draft_model.extend([(context, len(chunk))], taps)
+        logits: Tensor
+        wanted = self.taps if context is not None else ()
+        logits, taps = self.target(self._ids(part), [(cache, len(part))], wanted, logits="last")
+        cache.advance(len(part))
+        if context is not None and taps is not None and self.draft_model is not None:
+            self.draft_model.extend([(context, len(part))], taps)
         return logits
 
     def draft(self, ids: list[int], anchors: list[int]) -> tuple[Tensor, Tensor | None]:

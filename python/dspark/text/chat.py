@@ -57,6 +57,11 @@ class ChatTemplates:
             sources = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
         return cls(sources, special_tokens(settings), str(directory))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the checkpoint has no template at all."""
+        return not self._sources
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -3,6 +3,12 @@
 A character may be spread over several tokens, and some decoders look at a token's neighbours. The
 promise is that the pieces joined are what decoding all tokens at once gives, that no U+FFFD is shown for
 a character that was merely unfinished, and that the time is linear in the number of tokens.
+
+One exception: ByteFallback decoders (`<0x0A>` tokens, as in Llama 2) make U+FFFD of every byte of a run of
+such tokens if any byte of it is wrong, which is known only when the run is over. A stop string or a reader
+cannot wait for that. Here a character of such a run is shown with its last byte, whatever follows, and only
+the bytes that belong to no character become U+FFFD, one each. The texts differ only where a run is not valid
+UTF-8, and there this one has more characters.
 """
 
 from __future__ import annotations
@@ -32,9 +38,9 @@ class TextStream:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that becomes certain with these further tokens; empty while a character is unfinished."""
-        shown = ((i, self._backend.id_to_token(i)) for i in ids if i not in self._hidden)
+        shown = (self._backend.id_to_token(i) for i in ids if i not in self._hidden)
         # Unknown ids (a vocabulary padded beyond the tokenizer's) decode to nothing.
-        return self._pieces.push([(i, token) for i, token in shown if token is not None])
+        return self._pieces.push([token for token in shown if token is not None])
 
     def flush(self) -> str:
         """What was held back, an unfinished character as U+FFFD. The stream is at its end then."""
@@ -42,7 +48,7 @@ class TextStream:
 
 
 class _Pieces(Protocol):
-    def push(self, tokens: list[tuple[int, str]]) -> str: ...
+    def push(self, tokens: list[str]) -> str: ...
 
     def flush(self) -> str: ...
 
@@ -53,8 +59,8 @@ class _BytePieces:
     def __init__(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def push(self, tokens: list[tuple[int, str]]) -> str:
-        return self._utf8.decode(b"".join(_token_bytes(token) for _, token in tokens))
+    def push(self, tokens: list[str]) -> str:
+        return self._utf8.decode(b"".join(map(_token_bytes, tokens)))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -64,31 +70,31 @@ class _WindowPieces:
     """Any other decoder: decode a short window of tokens twice, with and without the new ones, and compare.
 
     The window begins at the last piece shown, because a decoder may treat the first token differently (the
-    leading space of a word). Runs of `<0xE2>` tokens are held back to their end: the library decides only
-    there whether the whole run is valid UTF-8.
+    leading space of a word).
     """
 
     # Tokens of context kept while they show nothing by themselves (spaces that a Strip step takes away).
     _CONTEXT = 16
 
     def __init__(self, backend: tokenizers.Tokenizer, byte_runs: bool, byte_level: bool) -> None:
-        self._backend = backend
-        self._byte_runs = byte_runs
+        self._decoder = backend.decoder
+        self._runs = _ByteRuns() if byte_runs else None
         self._byte_level = byte_level
-        self._shown: list[int] = []  # context: the last tokens whose text is out
-        self._held: list[int] = []
+        self._shown: list[str] = []  # context: the last tokens whose text is out
+        self._held: list[str] = []
         self._look_at = 0  # number of held tokens below which it is no use to decode them
         self._before = ""  # text of `_shown`
 
-    def push(self, tokens: list[tuple[int, str]]) -> str:
-        if not tokens:
-            return ""
-        self._held += [i for i, _ in tokens]
-        if len(self._held) < self._look_at or (self._byte_runs and _is_byte(tokens[-1][1])):
+    def push(self, tokens: list[str]) -> str:
+        certain = tokens if self._runs is None else self._runs.push(tokens)
+        self._held += certain
+        if not certain or len(self._held) < self._look_at:
             return ""
         return self._show(final=False)
 
     def flush(self) -> str:
+        if self._runs is not None:
+            self._held += self._runs.flush()
         return self._show(final=True) if self._held else ""
 
     def _show(self, final: bool) -> str:
@@ -111,8 +117,50 @@ class _WindowPieces:
             self._before = self._decode(self._shown)
         self._held, self._look_at = [], 0
 
-    def _decode(self, ids: list[int]) -> str:
-        return self._backend.decode(ids, skip_special_tokens=False)
+    def _decode(self, tokens: list[str]) -> str:
+        # The library joins with spaces where a tokenizer has no decoder.
+        return " ".join(tokens) if self._decoder is None else self._decoder.decode(tokens)
+
+
+class _ByteRuns:
+    """Passes `<0xE2>` tokens on character by character, so that a decoder sees only valid runs of them.
+
+    A byte that belongs to no character is passed on as a token "\\ufffd", which also ends the run.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[str] = []  # the tokens of an unfinished character
+
+    def push(self, tokens: list[str]) -> list[str]:
+        certain: list[str] = []
+        for token in tokens:
+            if _is_byte(token):
+                self._open.append(token)
+                certain += self._settle()
+            else:
+                certain += [*self.flush(), token]
+        return certain
+
+    def flush(self) -> list[str]:
+        broken, self._open = ["\ufffd"] * len(self._open), []
+        return broken
+
+    def _settle(self) -> list[str]:
+        """What the newest byte decides: nothing, a whole character, or that there will be none."""
+        certain: list[str] = []
+        while self._open:
+            data = bytes(int(token[3:5], 16) for token in self._open)
+            try:
+                _, used = codecs.utf_8_decode(data, "strict", False)
+            except UnicodeDecodeError as error:
+                used = error.end
+                certain += ["\ufffd"] * used
+            else:
+                if used == 0:
+                    break
+                certain += self._open[:used]
+            self._open = self._open[used:]
+        return certain
 
 
 def _is_byte(token: str) -> bool:

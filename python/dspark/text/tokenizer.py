@@ -63,6 +63,11 @@ class Tokenizer:
         """Number of tokens, special ones included; the model's own vocabulary may be padded beyond it."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint has a chat template."""
+        return not self._chat.is_empty
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the beginning (or end) token where the checkpoint adds one."""
         return self._encode(text, add_special_tokens=True)

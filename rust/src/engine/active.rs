@@ -21,6 +21,8 @@ pub(super) struct Active {
     pub(super) chain: Chain,
     /// The anchor, then the drafted tokens that the target checks; for the prefill, the prompt's last token.
     pub(super) rows: Vec<u32>,
+    /// Tokens of the prompt that the caches hold.
+    pub(super) prefilled: usize,
     /// Positions reserved in the caches.
     pub(super) reserved: usize,
     pub(super) timing: Timing,
@@ -40,6 +42,7 @@ impl Active {
             workspace: Workspace::default(),
             chain: Chain::default(),
             rows: request.prompt.last().copied().into_iter().collect(),
+            prefilled: 0,
             reserved,
             timing,
             finish: None,
@@ -50,6 +53,11 @@ impl Active {
             update: Update::default(),
             request,
         }
+    }
+
+    /// Tokens of the prompt that wait for their pass.
+    pub(super) fn unfilled(&self) -> usize {
+        self.request.prompt.len() - self.prefilled
     }
 
     /// The last committed token.
@@ -151,6 +159,9 @@ impl Active {
         let at = now - self.request.submitted;
         if !self.update.tokens.is_empty() {
             self.timing.updates.push((at, self.update.tokens.len()));
+        }
+        if self.update.tokens.is_empty() && self.finish.is_none() {
+            return;
         }
         let mut update = std::mem::take(&mut self.update);
         let over = self.finish.is_some();

@@ -40,14 +40,17 @@ pub struct EngineConfig {
     pub temperatures: Option<Vec<f64>>,
     /// Requests that run at once.
     pub max_batch_size: usize,
+    /// Prompt tokens that one step runs at most, over all requests: what running requests wait for, and what a deadline
+    /// can be late by. Never 0.
+    pub prefill_chunk_size: usize,
     /// Positions that all running requests may take in the caches.
     pub max_kv_tokens: usize,
 }
 
 impl EngineConfig {
-    /// Positions that a request can come to take: prompt, answer, and the rows of a verify pass.
+    /// Positions that a request can come to take. Its last rounds draft less, so a verify pass adds none.
     pub fn demand(&self, request: &Request) -> usize {
-        request.prompt.len() + request.max_tokens + self.block_size + 1
+        request.prompt.len() + request.max_tokens
     }
 
     /// Refuses a request that could never run.
@@ -57,11 +60,10 @@ impl EngineConfig {
             return Ok(());
         }
         Err(Failure::Capacity(format!(
-            "the request can come to {demand} positions (prompt {}, max_tokens {}, verify rows {}), \
+            "the request can come to {demand} positions (prompt {}, max_tokens {}), \
              more than max_kv_tokens = {} holds",
             request.prompt.len(),
             request.max_tokens,
-            self.block_size + 1,
             self.max_kv_tokens
         )))
     }
@@ -74,6 +76,8 @@ pub struct Engine<M: ModelRunner> {
     queue: Arc<Queue>,
     stats: Arc<StatsBoard>,
     pages: Pages,
+    /// Admitted, with a prompt that is not through.
+    prefilling: Vec<Active>,
     active: Vec<Active>,
     planner: Planner,
 }
@@ -83,42 +87,53 @@ impl<M: ModelRunner> Engine<M> {
     pub fn new(config: EngineConfig, runner: M, queue: Arc<Queue>, stats: Arc<StatsBoard>) -> Self {
         let pages = Pages::new(config.max_kv_tokens);
         let planner = Planner::new(config.policy.clone(), config.rule);
-        Engine { config, runner, queue, stats, pages, active: Vec::new(), planner }
+        Engine { config, runner, queue, stats, pages, prefilling: Vec::new(), active: Vec::new(), planner }
     }
 
     /// Serves until the queue is closed; then aborts what is left.
     pub fn run(&mut self) {
         while !self.queue.is_closed() {
-            if self.active.is_empty() {
+            if self.active.is_empty() && self.prefilling.is_empty() {
                 self.queue.wait();
             }
             self.step();
         }
     }
 
-    /// One round: ends what was cancelled, admits what fits, and lets every running request advance.
-    /// Public so that tests and other loops can drive the engine themselves.
+    /// One round: ends what was cancelled, admits what fits, runs a part of the prompts that wait, and lets every
+    /// running request advance. Public so that tests and other loops can drive the engine themselves.
     pub fn step(&mut self) {
         let started = Instant::now();
-        for active in self.active.iter_mut().filter(|active| active.request.is_over(started)) {
-            active.end(FinishReason::Abort, None);
-        }
-        self.retire();
+        self.end_overdue();
         self.admit();
+        if !self.prefilling.is_empty() {
+            self.prefill();
+            self.end_overdue();
+        }
         if !self.active.is_empty() {
             self.round();
-            self.stats.add(|stats| stats.round += started.elapsed());
         }
+        self.stats.add(|stats| stats.round += started.elapsed());
     }
 
-    /// Takes waiting requests into the batch, in order, while there is room; then prefills them.
+    /// Ends requests that were cancelled or are past their deadline.
+    fn end_overdue(&mut self) {
+        let now = Instant::now();
+        for active in self.active.iter_mut().chain(&mut self.prefilling) {
+            if active.request.is_over(now) {
+                active.end(FinishReason::Abort, None);
+            }
+        }
+        self.retire();
+    }
+
+    /// Takes waiting requests, in order, while there is room.
     fn admit(&mut self) {
         let now = Instant::now();
         for request in self.queue.take_if(|request| request.is_over(now)) {
             refuse(request, FinishReason::Abort, None);
         }
-        let first = self.active.len();
-        while self.active.len() < self.config.max_batch_size {
+        while self.active.len() + self.prefilling.len() < self.config.max_batch_size {
             let Some(request) = self.queue.pop_if(|request| {
                 let demand = self.config.demand(request);
                 self.pages.can_reserve(demand) || !self.pages.fits_ever(demand)
@@ -132,11 +147,8 @@ impl<M: ModelRunner> Engine<M> {
                 refuse(request, FinishReason::Error, Some(failure));
             } else {
                 self.pages.reserve(demand);
-                self.active.push(Active::new(request, demand, now));
+                self.prefilling.push(Active::new(request, demand, now));
             }
-        }
-        if self.active.len() > first {
-            self.prefill(first);
         }
     }
 }
@@ -145,7 +157,7 @@ impl<M: ModelRunner> Drop for Engine<M> {
     /// Nobody waits for ever: what is left is told that it was aborted.
     fn drop(&mut self) {
         self.queue.close();
-        for active in &mut self.active {
+        for active in self.active.iter_mut().chain(&mut self.prefilling) {
             active.end(FinishReason::Abort, None);
         }
         self.retire();

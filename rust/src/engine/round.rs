@@ -12,19 +12,46 @@ use crate::rows::Rows;
 use crate::schedule::Draft;
 
 impl<M: ModelRunner> Engine<M> {
-    /// Runs the prompts of `active[first..]` and draws each one's first token.
-    pub(super) fn prefill(&mut self, first: usize) {
+    /// Runs the next tokens of the prompts that wait, up to the chunk size, in order, and draws the first token of each
+    /// request whose prompt is through.
+    pub(super) fn prefill(&mut self) {
         let started = Instant::now();
-        let batch = &mut self.active[first..];
-        let items: Vec<_> = batch
-            .iter()
-            .map(|Active { request, .. }| (request.id, request.prompt.as_slice(), request.drafts))
-            .collect();
+        let mut left = self.config.prefill_chunk_size;
+        let mut items = Vec::new();
+        for active in &self.prefilling {
+            if left == 0 {
+                break;
+            }
+            let (start, rows) = (active.prefilled, active.unfilled().min(left));
+            items.push((
+                active.request.id,
+                &active.request.prompt[start..start + rows],
+                active.request.drafts,
+            ));
+            left -= rows;
+        }
+        if items.is_empty() {
+            return;
+        }
+        let rows: Vec<_> = items.iter().map(|(_, part, _)| part.len()).collect();
         let outcome = self.runner.prefill(&items);
+        let batch = &mut self.prefilling[..rows.len()];
         let spent = charge(batch.iter_mut(), |timing| &mut timing.prefill, started);
         self.stats.add(|stats| stats.prefill += spent);
         match outcome {
-            Ok(logits) => accept_batch(self.config.rule, batch, logits.rows(), false),
+            Ok(logits) => {
+                batch.iter_mut().zip(&rows).for_each(|(active, rows)| active.prefilled += rows);
+                // Only the last part can be less than what was left of its prompt.
+                let through = batch.iter().take_while(|active| active.unfilled() == 0).count();
+                let first = self.active.len();
+                self.active.extend(self.prefilling.drain(..through));
+                accept_batch(
+                    self.config.rule,
+                    &mut self.active[first..],
+                    logits.rows().slice(0..through),
+                    false,
+                );
+            }
             Err(error) => fail(batch, &error),
         }
         self.retire();
@@ -146,24 +173,25 @@ impl<M: ModelRunner> Engine<M> {
     /// Sends what is new to the clients and forgets the requests that ended.
     pub(super) fn retire(&mut self) {
         let now = Instant::now();
-        let mut ended = Vec::new();
-        for active in self.active.iter().filter(|active| active.finish.is_some()) {
-            self.pages.release(active.reserved);
-            ended.push(active.request.id);
-        }
+        let all = || self.active.iter().chain(&self.prefilling);
+        let over = all().filter(|active| active.finish.is_some());
+        let ended: Vec<_> = over.map(|active| (active.request.id, active.reserved)).collect();
         // Before the clients, so that who has a result finds it counted.
         self.stats.add(|stats| {
-            self.active.iter().for_each(|active| active.report(stats));
-            stats.running = self.active.len() - ended.len();
+            all().for_each(|active| active.report(stats));
+            stats.running = self.active.len() + self.prefilling.len() - ended.len();
             stats.finished += ended.len() as u64;
         });
-        self.active.retain_mut(|active| {
-            let over = active.finish.is_some();
-            active.send(now);
-            !over
-        });
+        for requests in [&mut self.active, &mut self.prefilling] {
+            requests.retain_mut(|active| {
+                let over = active.finish.is_some();
+                active.send(now);
+                !over
+            });
+        }
         if !ended.is_empty() {
-            self.runner.release(&ended);
+            ended.iter().for_each(|(_, reserved)| self.pages.release(*reserved));
+            self.runner.release(&ended.iter().map(|(id, _)| *id).collect::<Vec<_>>());
         }
     }
 }

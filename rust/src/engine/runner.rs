@@ -32,8 +32,9 @@ pub trait ModelRunner {
     /// Rows as this runner hands them over.
     type Rows: PassRows;
 
-    /// Runs whole prompts through the target and, for requests that draft (the flag), hands their taps to the draft's
-    /// context. Returns the logits of each prompt's last token, `[requests, vocabulary]`.
+    /// Runs the next part of each prompt through the target, keeps it, and for requests that draft (the flag)
+    /// hands its taps to the draft's context. The first part makes a request known. Returns the logits of each
+    /// part's last token, `[requests, vocabulary]`.
     fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Self::Rows, RunnerError>;
 
     /// Runs one draft block per request, behind the given anchors.

@@ -30,7 +30,8 @@ impl StopText {
         stop
     }
 
-    /// The text that is certain by now and was not taken before; all of it once no token follows.
+    /// The text that is certain by now and was not taken before; all of it once no token follows. A stop string
+    /// that only the detokenizer's last text completes is cut out, and changes nothing of how the request ended.
     pub(super) fn take(&mut self, is_over: bool) -> String {
         if is_over {
             let rest = self.detokenizer.flush();

@@ -31,7 +31,7 @@ pub struct PyEngine {
 #[pymethods]
 impl PyEngine {
     #[new]
-    #[pyo3(signature = (runner, heads, *, rule, policy, gamma, block_size, max_batch_size, max_kv_tokens,
+    #[pyo3(signature = (runner, heads, *, rule, policy, gamma, block_size, max_batch_size, max_kv_tokens, prefill_chunk_size = 512,
                         confidence_threshold = None, cost_table = None, markov_candidates = None, calibration = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one Python constructor")]
     fn new(
@@ -43,6 +43,7 @@ impl PyEngine {
         block_size: usize,
         max_batch_size: usize,
         max_kv_tokens: usize,
+        prefill_chunk_size: usize,
         confidence_threshold: Option<f64>,
         cost_table: Option<PyRef<'_, PyCostTable>>,
         markov_candidates: Option<usize>,
@@ -69,6 +70,7 @@ impl PyEngine {
             temperatures,
             max_batch_size,
             max_kv_tokens,
+            prefill_chunk_size: prefill_chunk_size.max(1),
         };
         let runner = Mutex::new(Some(PyRunner::new(runner, heads)?));
         Ok(PyEngine {

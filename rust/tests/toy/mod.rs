@@ -39,6 +39,8 @@ pub struct ToyRunner {
     /// The token whose presence in the committed text makes the target's rows useless.
     pub poison: Option<u32>,
     pub fail_verify: bool,
+    /// Rows of every part of a prompt, in order.
+    pub parts: Vec<usize>,
     pub cached: HashMap<RequestId, Vec<u32>>,
     pub verified: HashMap<RequestId, Vec<u32>>,
     pub released: Arc<Mutex<Vec<RequestId>>>,
@@ -58,10 +60,13 @@ impl ModelRunner for ToyRunner {
     type Rows = Owned;
 
     fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Owned, RunnerError> {
-        for (id, prompt, _) in items {
-            self.cached.insert(*id, prompt.to_vec());
+        let mut rows = Vec::new();
+        for (id, part, _) in items {
+            self.parts.push(part.len());
+            self.cached.entry(*id).or_default().extend_from_slice(part);
+            rows.extend(self.row(&self.cached[id]));
         }
-        Ok(Owned(items.iter().flat_map(|(_, prompt, _)| self.row(prompt)).collect()))
+        Ok(Owned(rows))
     }
 
     fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Owned>, RunnerError> {
@@ -148,6 +153,7 @@ pub fn engine(rule: Rule, block_size: usize, runner: ToyRunner) -> (Engine<ToyRu
         markov_candidates: None,
         temperatures: None,
         max_batch_size: 8,
+        prefill_chunk_size: 5,
         max_kv_tokens: 4096,
     };
     let queue = Arc::<Queue>::default();
