@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dspark import SamplingParams
 from dspark.core import Noise, Uniforms, accept_batch
-from measure import interleaved, machine
+from measure import interleaved, keep_freed_memory, machine
 
 
 def torch_rejection(
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=41)
     parser.add_argument("--quick", action="store_true", help="batch 1 only")
     options = parser.parse_args()
+    keep_freed_memory()
     torch.set_num_threads(2)
     print(machine())
     print(f"gamma {options.gamma}, vocabulary {options.vocabulary}, temperature 1, {options.turns} turns\n")
@@ -107,7 +108,8 @@ def row(
     if comparable and not np.array_equal([a for a, _ in answers], [a for a, _ in plain()]):
         raise SystemExit("the two sides disagree")
     turns = max(5, options.turns // batch)
-    times = interleaved({"core": core, "torch": plain, "read": read}, turns)
+    sides = {"core": core, "torch": plain, "read": read}
+    times = interleaved(sides, turns, repeats=10 if batch == 1 else 1)
     name = f"batch {batch:2} {rule:9} {str(dtype)[6:]:8} top_p {top_p:<4} " + (
         "all kept" if accept_all else "1st rejected"
     )

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+SETTLE = 0.005
+"""Seconds before each timed run: OpenMP's workers spin for a few milliseconds after their last product, on
+the core that the next side needs."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,21 @@ class Sample:
         return f"{self.median * 1e3:9.3f} ms [{low * 1e3:.3f}, {high * 1e3:.3f}]"
 
 
-def interleaved(sides: Mapping[str, Callable[[], object]], turns: int, warmup: int = 2) -> dict[str, Sample]:
-    """Runs every side once per turn, in rotating order, and times each run."""
+def keep_freed_memory() -> None:
+    """Starts this script again with an allocator that keeps what is freed.
+
+    glibc gives large buffers back at once, and whoever allocates some per call then pays for page faults:
+    that would be measured in place of the arithmetic.
+    """
+    if "MALLOC_TRIM_THRESHOLD_" not in os.environ:
+        keep = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(1 << 32)}
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **keep})
+
+
+def interleaved(
+    sides: Mapping[str, Callable[[], object]], turns: int, warmup: int = 2, repeats: int = 1
+) -> dict[str, Sample]:
+    """Runs every side `repeats` times in a row per turn, in rotating order; the time is that of one run."""
     names = list(sides)
     for _ in range(warmup):
         for name in names:
@@ -45,9 +63,11 @@ def interleaved(sides: Mapping[str, Callable[[], object]], turns: int, warmup: i
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(turns):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            time.sleep(SETTLE)
             start = time.perf_counter()
-            sides[name]()
-            seconds[name].append(time.perf_counter() - start)
+            for _ in range(repeats):
+                sides[name]()
+            seconds[name].append((time.perf_counter() - start) / repeats)
     return {name: Sample(tuple(values)) for name, values in seconds.items()}
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/whole.py [--model tiny|smollm2] [--turns 7] [--batches 1 8] [--dtype auto]
 
-Ours with and without the draft run on one engine and take turns on the same prompts; a cell is the median
-over turns with its quartiles. transformers (float32, batch 1, temperature 0) takes turns with them from a
-process of its own.
+Ours with and without the draft run on one engine and take turns on the same eight prompts, `batch` at a
+time; a cell is the median over turns with its quartiles. transformers (float32, batch 1, temperature 0)
+takes turns with them from a process of its own.
 """
 
 from __future__ import annotations
@@ -18,14 +18,20 @@ import torch
 
 from dspark import DSparkDecoder, SamplingParams
 from dspark.pretrained import resolve
-from dspark.result import pooled_acceptance_length
+from dspark.result import GenerationResult, pooled_acceptance_length
 from measure import Sample, interleaved, machine
 from pairs import PAIRS, Pair
-from transformers_side import start
+from transformers_side import start as start_transformers
 
 
-def generate(decoder: DSparkDecoder, prompts: list[list[int]], params: SamplingParams) -> object:
-    return decoder.generate(prompts, params)
+def generate(
+    decoder: DSparkDecoder, prompts: list[list[int]], params: SamplingParams, batch: int
+) -> list[GenerationResult]:
+    """All prompts, `batch` at a time."""
+    results: list[GenerationResult] = []
+    for start in range(0, len(prompts), batch):
+        results += decoder.generate(prompts[start : start + batch], params)
+    return results
 
 
 def main() -> None:
@@ -64,13 +70,13 @@ def main() -> None:
 def cell(
     options: argparse.Namespace, pair: Pair, decoder: DSparkDecoder, batch: int, temperature: float
 ) -> None:
-    prompts = [pair.ids(decoder, i) for i in range(batch)]
+    prompts = [pair.ids(decoder, i) for i in range(len(pair.prompts))]
     params = SamplingParams(temperature=temperature, max_tokens=pair.tokens, ignore_eos=True, seed=3)
-    results = decoder.generate(prompts, params)
-    times = interleaved(ours(decoder, prompts, params), options.turns, warmup=1)
+    results = generate(decoder, prompts, params, batch)
+    times = interleaved(ours(decoder, prompts, params, batch), options.turns, warmup=1)
     ratio = times["plain"].median / times["draft"].median
     tau = pooled_acceptance_length(results)
-    tokens = batch * pair.tokens
+    tokens = len(prompts) * pair.tokens
     print(
         f"{batch:5} {temperature:4} {speed(times['draft'], tokens):>26} {speed(times['plain'], tokens):>26} "
         f"{ratio:6.2f} {tau:8.2f}"
@@ -84,13 +90,13 @@ def speed(sample: Sample, tokens: int) -> str:
 
 
 def ours(
-    decoder: DSparkDecoder, prompts: list[list[int]], params: SamplingParams
+    decoder: DSparkDecoder, prompts: list[list[int]], params: SamplingParams, batch: int
 ) -> dict[str, Callable[[], object]]:
     """Both sides on one engine."""
     plain = replace(params, speculative=False)
     return {
-        "draft": partial(generate, decoder, prompts, params),
-        "plain": partial(generate, decoder, prompts, plain),
+        "draft": partial(generate, decoder, prompts, params, batch),
+        "plain": partial(generate, decoder, prompts, plain, batch),
     }
 
 
@@ -98,8 +104,10 @@ def against_transformers(options: argparse.Namespace, pair: Pair, decoder: DSpar
     prompt = pair.ids(decoder)
     params = SamplingParams(temperature=0.0, max_tokens=pair.tokens, ignore_eos=True)
     sides = {
-        **ours(decoder, [prompt], params),
-        "transformers": start(resolve(pair.target, "target"), prompt, pair.tokens, options.threads),
+        **ours(decoder, [prompt], params, 1),
+        "transformers": start_transformers(
+            resolve(pair.target, "target"), prompt, pair.tokens, options.threads
+        ),
     }
     times = interleaved(sides, options.turns, warmup=1)
     print("\nfirst prompt, batch 1, temperature 0 (transformers always float32)")
