@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-SETTLE = 0.005
-"""Seconds before each timed run: OpenMP's workers spin for a few milliseconds after their last product, on
+SETTLE = 0.03
+"""Seconds before each timed run: OpenMP's workers spin for 10 ms or so after their last product, on
 the core that the next side needs."""
 
 
