@@ -273,9 +273,10 @@ class DSparkDecoder:
 
     @staticmethod
     def _one_sample(params: SamplingParams | None) -> SamplingParams | None:
-        if _one(params) is not None and params is not None and params.n != 1:
-            raise RequestError(f"a stream has one sample, n = {params.n} was asked for")
-        return params
+        one = _one(params)
+        if one is not None and one.n != 1:
+            raise RequestError(f"a stream has one sample, n = {one.n} was asked for")
+        return one
 
 
 _DEFAULT = SamplingParams()
@@ -301,10 +302,8 @@ def _one(params: Any) -> SamplingParams | None:
 
 
 def _one_each(params: Any, count: int) -> list[SamplingParams | None]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
     if not isinstance(params, Sequence):
-        return [_one(params)]
+        return [_one(params)] * count
     if len(params) != count:
         raise RequestError(f"params has {len(params)} entries for {count} prompts")
     return [_one(each) for each in params]

@@ -56,11 +56,6 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Makes the chain empty.
-    pub fn clear(&mut self) {
-        *self = Chain::default();
-    }
-
     /// Makes the chain empty and gives the laws' buffers, each as long as the vocabulary, to the next one.
     pub fn recycle(&mut self, workspace: &mut Workspace) {
         for law in std::mem::take(self).laws {
