@@ -6,6 +6,7 @@ from typing import Any, Final, TypeAlias, final
 from dspark.sampling import SamplingParams
 
 __all__ = [
+    "Attention",
     "Calibration",
     "CostTable",
     "Engine",
@@ -63,6 +64,22 @@ class Calibration:
     @property
     def temperatures(self) -> list[float]: ...
     def apply(self, confidences: Sequence[float]) -> list[float]: ...
+
+@final
+class Attention:
+    """Attention of one pass: rows of several requests over their caches, a call per layer; by address."""
+
+    def __new__(
+        cls,
+        dtype: str,
+        key_heads: int,
+        query_heads: int,
+        head_dim: int,
+        segments: list[tuple[int, int, int, int]],
+        reaches: list[tuple[bool, int, bool]],
+        workers: int,
+    ) -> Attention: ...
+    def layer(self, index: int, reach: int, input: int, row_stride: int, output: int) -> None: ...
 
 @final
 class Product:
