@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from dspark.errors import CapacityError, ConfigError
 from dspark.target.adapter import states
@@ -21,6 +21,21 @@ class AdaptedCache:
         self.states = states
         self.length = 0
         self.pending = 0
+
+    def reserve(self, positions: int) -> None:
+        """Nothing to do: transformers takes memory for the rows that it appends, and for no others."""
+
+    def mark(self) -> None:
+        """Nothing to remember: it can be forked at any length."""
+
+    def fork(self, length: int, room: int = 0) -> Self | None:
+        """See `TargetCache.fork`; None too where the copy would not hold exactly these positions."""
+        rows = min(length, self.length)
+        if rows <= 0:
+            return None
+        forked = type(self)(states.copied(self.states, rows))
+        forked.length = rows
+        return forked if states.fault(forked.states, rows) is None else None
 
     def begin(self) -> None:
         """Before a pass: forgets rows that were never committed."""

@@ -30,6 +30,8 @@ class TransformersTarget(nn.Module):
     output. The last entry is after the final norm in transformers, and no draft taps the last layer.
     """
 
+    forks_at_parts = False
+
     def __init__(
         self, model: Any, config: AdaptedConfig, new_states: Callable[[], Any], version: str
     ) -> None:
