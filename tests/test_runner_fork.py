@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,25 +14,13 @@ from dspark.errors import ConfigError
 from dspark.serve.runner import Runner
 from dspark.target.adapter import states
 from dspark.target.hybrid.cache import HybridCache
-from runner_zoo import EXACT, KINDS, Pair, assert_same, decode, load_pair, plain, prefill, tokens
+from runner_zoo import EXACT, KINDS, Pair, assert_same, decode, plain, prefill, tokens
 
 PROMPT = tokens(40)
 BORDER = 32
 """Where the engine ends a part of the prompt for targets that fork at parts."""
 ANCHOR = 7
 ROUNDS = 4
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Pair]]:
-    made: dict[str, Pair] = {}
-
-    def make(kind: str) -> Pair:
-        if kind not in made:
-            made[kind] = load_pair(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    yield make
 
 
 @pytest.fixture(params=KINDS)
