@@ -216,7 +216,7 @@ def test_rounds_without_a_draft_are_fed_in_few_passes(
         for token in tokens(20):
             runner.verify([1, 2], [token, token], [1, 1])
             runner.commit([1, 2], [1, 1])
-            waiting = [len(pieces) for pieces in runner._feed._waiting.values()]
+            waiting = [each.rows for each in runner._feed._waiting.values()]
             assert max(waiting, default=0) <= 6
     assert passes == [[7, 5], [7, 7], [7, 7]]
 
@@ -231,7 +231,7 @@ def test_a_waiting_row_keeps_no_more_than_itself_in_memory(pair: Pair) -> None:
         runner.verify([1, 2], [3, 5, 4, 6, 7], [4, 1])
         runner.commit([1, 2], [2, 1])
     assert list(runner._feed._waiting) == [2]
-    (row,) = runner._feed._waiting[2]
+    (row,) = runner._feed._waiting[2].pieces
     assert row.untyped_storage().nbytes() == row.numel() * row.element_size()
     assert runner._verified_taps is None
 
