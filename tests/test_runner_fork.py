@@ -74,14 +74,6 @@ def test_only_recurrent_states_ask_for_parts(pairs: Callable[[str], Pair]) -> No
     assert [kind for kind in KINDS if pairs(kind).runner().forks_at_parts] == ["hybrid"]
 
 
-@pytest.mark.parametrize("part", [1, 3, 40])
-def test_chunks_of_a_prompt_give_the_same_drafts(pair: Pair, part: int) -> None:
-    whole, chunked = pair.runner(), pair.runner()
-    prefill(whole, 1, PROMPT)
-    prefill(chunked, 1, PROMPT, part)
-    assert_same(decode(chunked, 1, ANCHOR, ROUNDS)[0], decode(whole, 1, ANCHOR, ROUNDS)[0])
-
-
 def test_a_fork_at_the_end_of_what_was_generated(pair: Pair) -> None:
     """The next turn of a chat: its prompt begins with the text of the request before."""
     runner, clean = sourced(pair), pair.runner()
@@ -157,15 +149,6 @@ def test_waiting_taps_are_in_the_fork(pair: Pair) -> None:
     expected, _ = decode(clean, 1, ANCHOR, 2)
     for request in (1, 2):
         assert_same(decode(runner, request, ANCHOR, 2)[0], expected)
-
-
-def test_preemption_is_a_release_and_a_prefill_of_all_tokens(pair: Pair) -> None:
-    runner, kept = sourced(pair), sourced(pair)
-    _, text = decode(runner, 1, ANCHOR, ROUNDS)
-    decode(kept, 1, ANCHOR, ROUNDS)
-    runner.release([1])
-    prefill(runner, 1, PROMPT + text[:-1], 16)
-    assert_same(decode(runner, 1, text[-1], ROUNDS)[0], decode(kept, 1, text[-1], ROUNDS)[0])
 
 
 def test_a_preempted_request_may_come_back_through_a_fork(pair: Pair) -> None:
