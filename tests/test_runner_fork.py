@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from dspark.attention import KVStore
+import fork_faults
 from dspark.errors import ConfigError
 from dspark.serve.runner import Runner
-from dspark.target.adapter import states
-from dspark.target.hybrid.cache import HybridCache
 from runner_zoo import EXACT, KINDS, Pair, assert_same, decode, plain, prefill, tokens
 
 PROMPT = tokens(40)
@@ -208,94 +204,22 @@ def test_a_fork_need_not_draft(pair: Pair) -> None:
     assert (found - expected).abs().max() < EXACT
 
 
-def one_row_less(patch: pytest.MonkeyPatch) -> None:
-    copied = KVStore._copied
-
-    def short(self: KVStore, rows: int, room: int) -> KVStore:
-        store = copied(self, rows, room)
-        store.data[:, :, rows - 1] = 0
-        return store
-
-    patch.setattr(KVStore, "_copied", short)
-    whole = states.copied
-
-    def cut(source: Any, length: int) -> Any:
-        own, last = whole(source, length), length - 1
-        states._replace(own, lambda x: torch.cat((x[..., :last, :], 0 * x[..., last:, :]), dim=-2))
-        return own
-
-    patch.setattr(states, "copied", cut)
-
-
-def shared_memory(patch: pytest.MonkeyPatch) -> None:
-    copied = KVStore._copied
-
-    def shared(self: KVStore, rows: int, room: int) -> KVStore:
-        store = copied(self, rows, self.capacity)
-        store.data = self.data
-        return store
-
-    patch.setattr(KVStore, "_copied", shared)
-
-
-def no_conv(patch: pytest.MonkeyPatch) -> None:
-    forget(patch, lambda cache: cache.conv.zero_())
-
-
-def no_state(patch: pytest.MonkeyPatch) -> None:
-    forget(patch, lambda cache: cache.state.zero_())
-
-
-def forget(patch: pytest.MonkeyPatch, change: Callable[[HybridCache], Tensor]) -> None:
-    whole = HybridCache.fork
-
-    def partial(self: HybridCache, length: int, room: int = 0) -> HybridCache | None:
-        if (cache := whole(self, length, room)) is not None:
-            change(cache)
-        return cache
-
-    patch.setattr(HybridCache, "fork", partial)
-
-
-def present_state(patch: pytest.MonkeyPatch) -> None:
-    """The states of the end beside keys and values of the mark."""
-    whole = HybridCache.fork
-
-    def late(self: HybridCache, length: int, room: int = 0) -> HybridCache | None:
-        if (cache := whole(self, length, room)) is not None:
-            cache.conv, cache.state = self.conv.clone(), self.state.clone()
-        return cache
-
-    patch.setattr(HybridCache, "fork", late)
-
-
-def shared_state(patch: pytest.MonkeyPatch) -> None:
-    whole = HybridCache.fork
-
-    def shared(self: HybridCache, length: int, room: int = 0) -> HybridCache | None:
-        if (cache := whole(self, length, room)) is not None and cache.length == self.length:
-            cache.conv, cache.state = self.conv, self.state
-        return cache
-
-    patch.setattr(HybridCache, "fork", shared)
-
-
 @pytest.mark.parametrize(
     ("kind", "fault", "length"),
     [
-        ("dense", one_row_less, 20),
-        ("dense", shared_memory, 20),
-        ("windows", one_row_less, 20),
-        ("windows", shared_memory, 20),
-        ("gemma4", one_row_less, 20),
-        ("gemma4", shared_memory, 20),
-        ("adapter", one_row_less, 20),
-        ("hybrid", one_row_less, BORDER),
-        ("hybrid", shared_memory, BORDER),
-        ("hybrid", no_conv, BORDER),
-        ("hybrid", no_state, BORDER),
-        ("hybrid", present_state, BORDER),
-        ("hybrid", shared_state, 40),
+        ("dense", fork_faults.one_row_less, 20),
+        ("dense", fork_faults.shared_memory, 20),
+        ("windows", fork_faults.one_row_less, 20),
+        ("windows", fork_faults.shared_memory, 20),
+        ("gemma4", fork_faults.one_row_less, 20),
+        ("gemma4", fork_faults.shared_memory, 20),
+        ("adapter", fork_faults.one_row_less, 20),
+        ("hybrid", fork_faults.one_row_less, BORDER),
+        ("hybrid", fork_faults.shared_memory, BORDER),
+        ("hybrid", fork_faults.no_conv, BORDER),
+        ("hybrid", fork_faults.no_state, BORDER),
+        ("hybrid", fork_faults.present_state, BORDER),
+        ("hybrid", fork_faults.shared_state, 40),
     ],
 )
 def test_the_checks_notice_a_fork_that_is_wrong(
