@@ -22,7 +22,7 @@ def stores(lengths: Sequence[int], dtype: torch.dtype, size: int = SIZE) -> list
     made = []
     for length in lengths:
         store = KVStore(LAYERS, KEY_HEADS, size, dtype, torch.device("cpu"))
-        store.reserve(length + 1)
+        store.require(length + 1)
         store.data.normal_()
         store.length = length
         made.append(store)

@@ -76,7 +76,7 @@ class CachedAttention:
         self._windows = windows
         self.device = segments[0][0].data.device
         for store, rows in segments:
-            store.reserve(store.length + rows)
+            store.require(store.length + rows)
         kinds = list(dict.fromkeys(windows))
         hides_later = {
             w: causal or (w is not None and window_rule != "anchored, bidirectional") for w in kinds
