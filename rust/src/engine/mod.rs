@@ -2,8 +2,10 @@
 
 mod active;
 mod pages;
+mod prefill;
 mod queue;
 mod request;
+mod retire;
 mod round;
 mod runner;
 mod stats;
