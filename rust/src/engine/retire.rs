@@ -1,32 +1,47 @@
-//! After every pass: clients get what is new, and who has ended leaves.
+//! After every pass: clients get what is new, and who has ended leaves, perhaps with a prefix for others.
 
 use std::time::Instant;
 
-use super::{Engine, ModelRunner};
+use super::active::Active;
+use super::{Engine, ModelRunner, PAGE_SIZE};
 
 impl<M: ModelRunner> Engine<M> {
-    /// Sends what is new to the clients and forgets the requests that ended.
+    /// Sends what is new to the clients and forgets the requests that ended; what their caches hold may be kept.
     pub(super) fn retire(&mut self) {
         let now = Instant::now();
-        let all = || self.active.iter().chain(&self.prefilling);
-        let over = all().filter(|active| active.finish.is_some());
-        let ended: Vec<_> = over.map(|active| (active.request.id, active.reserved)).collect();
         // Before the clients, so that who has a result finds it counted.
+        self.publish(now);
+        let (mut kept, mut dropped) = (Vec::new(), Vec::new());
+        let mut stays = |active: &mut Active| {
+            let over = active.finish.is_some();
+            let leaves_a_prefix = active.leaves_a_prefix();
+            active.send(now);
+            if over {
+                let cached = std::mem::take(&mut active.cached);
+                let worth = leaves_a_prefix && cached.rows >= PAGE_SIZE;
+                if worth { &mut kept } else { &mut dropped }.push((active.request.id, cached));
+            }
+            !over
+        };
+        self.active.retain_mut(&mut stays);
+        self.prefilling.retain_mut(&mut stays);
+        self.preempted.retain_mut(&mut stays);
+        for (id, cached) in kept {
+            dropped.extend(self.prefixes.keep(id, cached, self.forks));
+        }
+        self.forget(dropped);
+    }
+
+    /// Adds what is new to the statistics.
+    fn publish(&self, now: Instant) {
+        let all = || self.active.iter().chain(&self.prefilling).chain(&self.preempted);
+        let mut latencies = self.stats.latencies();
         self.stats.add(|stats| {
-            all().for_each(|active| active.report(stats));
-            stats.running = self.active.len() + self.prefilling.len() - ended.len();
-            stats.finished += ended.len() as u64;
+            all().for_each(|active| active.report(stats, &mut latencies, now));
+            stats.finished += all().filter(|active| active.finish.is_some()).count() as u64;
+            let staying = |list: &[Active]| list.iter().filter(|active| active.finish.is_none()).count();
+            stats.prefilling = staying(&self.prefilling);
+            stats.running = staying(&self.active) + stats.prefilling;
         });
-        for requests in [&mut self.active, &mut self.prefilling] {
-            requests.retain_mut(|active| {
-                let over = active.finish.is_some();
-                active.send(now);
-                !over
-            });
-        }
-        if !ended.is_empty() {
-            ended.iter().for_each(|(_, reserved)| self.pages.release(*reserved));
-            self.runner.release(&ended.iter().map(|(id, _)| *id).collect::<Vec<_>>());
-        }
     }
 }

@@ -107,7 +107,10 @@ impl<M: ModelRunner> Engine<M> {
         let started = Instant::now();
         self.runner.commit(&kept)?;
         let spent = charge(self.active.iter_mut(), |timing| &mut timing.draft, started);
-        self.stats.add(|stats| stats.draft += spent);
+        self.stats.add(|stats| {
+            stats.draft += spent;
+            stats.feed += spent;
+        });
         Ok(())
     }
 
