@@ -9,7 +9,7 @@ use dspark_core::accept::Rule;
 use dspark_core::engine::*;
 use dspark_core::params::SamplingParams;
 use dspark_core::stop::{StopIds, StopStrings};
-use toy::{Inbox, ToyRunner, engine, request, serve};
+use toy::{Inbox, Letters, ToyRunner, engine, request, serve};
 
 fn greedy() -> SamplingParams {
     SamplingParams { temperature: 0.0, ..SamplingParams::default() }
@@ -137,23 +137,10 @@ fn min_tokens_keeps_the_end_away() {
     assert!(!inbox.tokens()[..9].contains(&plain[0]));
 }
 
-/// Shows tokens as letters.
-struct Letters;
-
-impl Detokenizer for Letters {
-    fn push(&mut self, token: u32) -> String {
-        char::from(b'a' + token as u8).to_string()
-    }
-
-    fn flush(&mut self) -> String {
-        String::new()
-    }
-}
-
 #[test]
 fn a_stop_string_is_found_across_rounds_and_cut_out() {
     let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 40).tokens();
-    let text: String = plain.iter().map(|&token| char::from(b'a' + token as u8)).collect();
+    let text: String = plain.iter().map(|&token| Letters::letter(token)).collect();
     for start in 0..plain.len() - 3 {
         let string = text[start..start + 3].to_owned();
         let at = text.find(&string).unwrap();

@@ -15,7 +15,7 @@ use dspark_core::params::SamplingParams;
 use dspark_core::schedule::Policy;
 use dspark_core::stop::StopIds;
 
-pub use runner::{GAMMA, Random, ToyRunner, VOCAB};
+pub use runner::{Caches, GAMMA, Random, ToyRunner, VOCAB};
 
 /// Collects a request's updates.
 #[derive(Clone, Default)]
@@ -109,4 +109,23 @@ pub fn serve(rule: Rule, block_size: usize, runner: ToyRunner, requests: Vec<Req
         engine.step();
     }
     panic!("a request never ended");
+}
+
+/// Shows tokens as letters.
+pub struct Letters;
+
+impl Letters {
+    pub fn letter(token: u32) -> char {
+        char::from(b'a' + token as u8)
+    }
+}
+
+impl Detokenizer for Letters {
+    fn push(&mut self, token: u32) -> String {
+        Letters::letter(token).to_string()
+    }
+
+    fn flush(&mut self) -> String {
+        String::new()
+    }
 }
