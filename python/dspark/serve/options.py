@@ -83,14 +83,8 @@ class Options:
             raise ConfigError(
                 f"max_model_len = {self.max_model_len} is more than the models' window of {models.window}"
             )
-        if (
-            self.policy in ("threshold", "throughput")
-            and models.draft is not None
-            and not models.has_confidence
-        ):
-            raise ConfigError(
-                f'policy "{self.policy}" needs a draft with a confidence head, and this one has none'
-            )
+        if self.policy == "threshold" and models.draft is not None and not models.has_confidence:
+            raise ConfigError('policy "threshold" needs a draft with a confidence head, and this one has none')
         return _core.Engine(
             models.runner(),
             models.heads(),
@@ -104,7 +98,7 @@ class Options:
             confidence_threshold=self.confidence_threshold,
             cost_table=self.cost_table,
             markov_candidates=self.markov_candidates,
-            calibration=self.calibration,
+            calibrations=[] if self.calibration is None else [(None, self.calibration)],
         )
 
     def info(self, models: Models) -> dict[str, Any]:
