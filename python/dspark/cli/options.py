@@ -47,7 +47,9 @@ def add_pair_options(parser: argparse.ArgumentParser) -> None:
     )
     rounds = parser.add_argument_group("rounds")
     rounds.add_argument(
-        "--policy", default="fixed", help="how many drafted tokens are verified: fixed, threshold"
+        "--policy",
+        default="throughput",
+        help="how many drafted tokens are verified: throughput, fixed, threshold",
     )
     rounds.add_argument(
         "--confidence-threshold",
@@ -104,10 +106,6 @@ def decoder_options(options: argparse.Namespace) -> Options:
     """How the flags want the pair to work."""
     from dspark.serve.options import Options
 
-    if options.policy == "throughput":
-        raise ConfigError(
-            'policy "throughput" needs a cost table, and the command line has none: use fixed or threshold'
-        )
     return Options(**{name: getattr(options, name) for name in _DECODER_OPTIONS})
 
 

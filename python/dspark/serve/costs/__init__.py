@@ -1,0 +1,7 @@
+"""What a pair's passes cost on this machine: measured on the real models, kept on disk, given to the plan."""
+
+from dspark.serve.costs.measure import AT_START, THOROUGH, Effort, measure
+from dspark.serve.costs.record import Costs
+from dspark.serve.costs.source import CostSource, obtain, remeasure
+
+__all__ = ["AT_START", "THOROUGH", "CostSource", "Costs", "Effort", "measure", "obtain", "remeasure"]
