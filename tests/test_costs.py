@@ -26,6 +26,7 @@ COSTS = Costs(
     feed_seconds=0.0002,
     widest=256,
     context=64,
+    repeats=3,
     seconds=0.5,
 )
 

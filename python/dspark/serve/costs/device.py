@@ -11,7 +11,7 @@ import torch
 
 def device_name(device: torch.device) -> str:
     """The model of a CPU or GPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{_cpu()} ({device.type})"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
 
 
 @cache

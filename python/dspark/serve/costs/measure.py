@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -94,6 +93,7 @@ class _Bench:
             feed_seconds=feed_seconds,
             widest=self.widest,
             context=self.context,
+            repeats=self.effort.repeats,
             seconds=time.perf_counter() - self.started,
         )
 
@@ -154,17 +154,17 @@ class _Bench:
             self.runner.commit(self.ids[:1], [width])
             self._draft(1)
             times.append(time.perf_counter() - start)
-        return max(0.0, statistics.median(times[1:]) - draft) / width
+        return max(0.0, min(times[1:]) - draft) / width
 
     def _time(self, run: Callable[[], object]) -> float:
-        """Median seconds of a few runs after one that warms up."""
+        """Seconds of the shortest of a few runs, after one that warms up."""
         run()
         times: list[float] = []
         while len(times) < self.effort.repeats and sum(times) <= self.effort.share:
             start = time.perf_counter()
             run()
             times.append(time.perf_counter() - start)
-        return statistics.median(times)
+        return min(times)
 
     def _has_time(self, seconds: float) -> bool:
         return time.perf_counter() - self.started + seconds <= self.effort.seconds

@@ -12,7 +12,7 @@ from dspark import _core
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of the parts of a round, each a median."""
+    """Seconds of the parts of a round, each the shortest of a few: what else runs only ever adds."""
 
     passes: tuple[tuple[int, int, float], ...]
     """Of the target: (tokens over all requests, requests, seconds)."""
@@ -26,6 +26,8 @@ class Costs:
     """Tokens of the widest pass that was asked for; a measurement that ran out of time has less."""
     context: int
     """Positions behind each request meanwhile."""
+    repeats: int
+    """Timed runs of a point at most."""
     seconds: float
     """What measuring took."""
 
@@ -56,6 +58,7 @@ class Costs:
             draft=tuple((_count(r), float(s)) for r, s in value["draft"]),
             widest=_count(value["widest"]),
             context=_count(value["context"]),
+            repeats=_count(value["repeats"]),
             **numbers,
         )
         times = [*numbers.values(), *(s for *_, s in costs.passes), *(s for _, s in costs.draft)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dspark import _core
-from dspark.serve.costs.cache import cost_file, cost_key, load, store
+from dspark.serve.costs.cache import Key, cost_file, cost_key, load, store
 from dspark.serve.costs.measure import AT_START, Effort, measure
 from dspark.serve.costs.record import Costs
 
@@ -31,23 +31,31 @@ def obtain(models: Models, options: Options) -> CostSource | None:
         return None
     if options.cost_table is not None:
         return CostSource(options.cost_table, "given")
-    block_size = models.drafted_per_round(options.block_size)
-    key = cost_key(models, block_size, options.markov_candidates)
-    kept = load(key, options.max_batch_size * (1 + block_size))
-    if kept is not None:
-        return CostSource(kept.table(), f"from cache {cost_file(key)}")
+    found, path = kept(models, options)
+    if found is not None:
+        return CostSource(found.table(), f"from cache {path}")
     costs, _ = remeasure(models, options, AT_START)
     return CostSource(costs.table(), f"measured at start in {costs.seconds:.2g} s")
 
 
+def kept(models: Models, options: Options) -> tuple[Costs | None, Path]:
+    """The costs that are kept for these options, if any, and the file of them."""
+    key = _key(models, options)
+    widest = options.max_batch_size * (1 + models.drafted_per_round(options.block_size))
+    return load(key, widest), cost_file(key)
+
+
 def remeasure(models: Models, options: Options, effort: Effort) -> tuple[Costs, Path | None]:
     """Measures whatever is kept, and keeps the outcome: the costs and their file, if it could be written."""
-    block_size = models.drafted_per_round(options.block_size)
     costs = measure(
         models,
-        block_size=block_size,
+        block_size=models.drafted_per_round(options.block_size),
         max_batch_size=options.max_batch_size,
         candidates=options.markov_candidates,
         effort=effort,
     )
-    return costs, store(cost_key(models, block_size, options.markov_candidates), costs)
+    return costs, store(_key(models, options), costs)
+
+
+def _key(models: Models, options: Options) -> Key:
+    return cost_key(models, models.drafted_per_round(options.block_size), options.markov_candidates)
