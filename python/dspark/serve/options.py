@@ -104,7 +104,7 @@ class Options:
             confidence_threshold=self.confidence_threshold,
             cost_table=costs if models.draft is not None else None,
             markov_candidates=self.markov_candidates,
-            calibration=self.calibration,
+            calibrations=[] if self.calibration is None else [(None, self.calibration)],
         )
 
     def info(self, models: Models) -> dict[str, Any]:
