@@ -133,7 +133,7 @@ impl PyEngine {
                 .and_then(|timeout| submitted.checked_add(timeout)),
             submitted,
             cancelled: cancelled.clone(),
-            sink: Box::new(Delivery { mailbox: mailbox.clone(), streams }),
+            sink: Box::new(Delivery { mailbox: mailbox.clone(), streams, cancelled: cancelled.clone() }),
         };
         self.config.check(&request).map_err(|failure| to_py(&failure))?;
         self.queue.submit(request).map_err(|_| CapacityError::new_err("the decoder is closed"))?;
