@@ -95,6 +95,7 @@ class Engine:
         max_batch_size: int,
         max_kv_tokens: int,
         prefill_chunk_size: int = 512,
+        max_queue_size: int = 1024,
         confidence_threshold: float | None = None,
         cost_table: CostTable | None = None,
         markov_candidates: int | None = None,
