@@ -63,6 +63,7 @@ class DSparkDecoder:
         max_model_len: int | None = None,
         max_kv_tokens: int | None = None,
         prefill_chunk_size: int = 512,
+        max_queue_size: int = 1024,
         progress: Callable[[int, int], None] | None = None,
     ) -> Self:
         """Loads a target and, unless `draft` is `None`, a draft for it.
@@ -79,6 +80,7 @@ class DSparkDecoder:
         context window; `max_kv_tokens`, positions in the caches over all running requests (a request
         reserves its prompt and `max_tokens`, which without a limit is the whole window, and waits until
         they fit); `prefill_chunk_size`, prompt tokens that one pass runs before the others go on;
+        `max_queue_size`, requests that may wait for a place: one more raises `QueueFullError` at once;
         `progress` is called with bytes read so far and in all, for each model.
 
         Raises `CheckpointError` for a model that cannot be loaded and `ConfigError` for options that
@@ -96,6 +98,7 @@ class DSparkDecoder:
             max_model_len=max_model_len,
             max_kv_tokens=max_kv_tokens,
             prefill_chunk_size=prefill_chunk_size,
+            max_queue_size=max_queue_size,
         )
         load = partial(
             Models.load,
@@ -139,6 +142,10 @@ class DSparkDecoder:
         Alone, a bad prompt or a failure raises (`RequestError`, `CapacityError`, `NumericsError`); in a
         list it becomes a result with finish_reason "error" and `.error`, and the others go on. Ctrl-C
         cancels the call's requests.
+
+        Where the queue is full, `QueueFullError` is raised at once. Prompts of a list, and samples, that find
+        it full while others of the call run or wait are submitted as those end: a list may be longer than the
+        queue. A `timeout` counts from the call.
         """
         prompts = _as_list(prompts)
         if _is_one_prompt(prompts):

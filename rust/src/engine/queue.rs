@@ -67,7 +67,7 @@ impl Queue {
         if waiting < self.max_queue_size {
             return Ok(());
         }
-        Err(Failure::Capacity(format!(
+        Err(Failure::QueueFull(format!(
             "{waiting} requests wait already (max_queue_size = {})",
             self.max_queue_size
         )))
