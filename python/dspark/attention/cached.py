@@ -28,7 +28,7 @@ class _Part:
         window_rule: str,
     ) -> None:
         end = store.length + rows
-        store.reserve(end)
+        store.require(end)
         self.start, self.stop = start, start + rows
         self.write = store.layers(store.length, end)
         self.keys_t, self.values = store.keys_t(end), store.values(end)

@@ -210,7 +210,7 @@ class DSparkDraftModel(nn.Module):
         start = 0
         for context, n in contexts:
             end = context.length + n
-            context.reserve(end)
+            context.require(end)
             context.data[:, :, context.length : end] = keys_values[:, :, start : start + n]
             context.length = end
             start += n
