@@ -175,8 +175,8 @@ def test_other_routes_and_parameters(service: Service) -> None:
 def test_a_full_queue_and_the_end() -> None:
     """One place, two seats: who comes later is sent away at once.
 
-    Then SIGTERM: what runs and waits may finish, new requests are sent away, and what takes longer than the grace
-    time is aborted.
+    Then SIGTERM: what runs and waits may finish, new requests are sent away, and what takes longer than the
+    grace time is aborted.
     """
     service = Service("--max-batch-size", "1", "--max-queue-size", "2", "--grace", "1.5")
     ended: list[dict[str, Any]] = []
