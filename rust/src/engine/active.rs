@@ -227,7 +227,7 @@ impl Active {
 }
 
 /// Ends a request that never ran.
-pub(super) fn refuse(mut request: Request, reason: FinishReason, error: Option<Failure>) {
+pub(super) fn end_unserved(mut request: Request, reason: FinishReason) {
     let timing = Timing {
         queue: request.submitted.elapsed(),
         total: request.submitted.elapsed(),
@@ -236,7 +236,7 @@ pub(super) fn refuse(mut request: Request, reason: FinishReason, error: Option<F
     let finish = Finish {
         reason,
         stop: None,
-        error,
+        error: None,
         rounds: Vec::new(),
         timing,
         bad_draft_rows: 0,

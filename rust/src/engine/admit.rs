@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::active::{Active, refuse};
+use super::active::Active;
 use super::cached::{Cached, Forks};
 use super::pages::Pages;
 use super::{Engine, Failure, FinishReason, ModelRunner, PAGE_SIZE, RequestId, RunnerError};
@@ -35,7 +35,7 @@ impl<M: ModelRunner> Engine<M> {
                 match start.filter(|_| request.max_tokens > 0) {
                     Some(start) => (Active::new(request, Instant::now()), start),
                     None => {
-                        refuse(request, FinishReason::Length, None);
+                        self.end_unserved(request, FinishReason::Length);
                         continue;
                     }
                 }

@@ -29,7 +29,7 @@ pub use stop_text::{Detokenizer, StopText};
 
 use crate::accept::Rule;
 use crate::schedule::{Planner, Policy};
-use active::{Active, refuse};
+use active::{Active, end_unserved};
 use cached::Forks;
 use pages::Pages;
 use prefixes::Prefixes;
@@ -148,8 +148,14 @@ impl<M: ModelRunner> Engine<M> {
             self.retire();
         }
         for request in self.queue.take_if(|request| request.is_over(now)) {
-            refuse(request, FinishReason::Abort, None);
+            self.end_unserved(request, FinishReason::Abort);
         }
+    }
+
+    /// Ends a request that never ran.
+    fn end_unserved(&self, request: Request, reason: FinishReason) {
+        self.stats.add(|stats| stats.finished += 1);
+        end_unserved(request, reason);
     }
 
     /// Every request from its admission to its end.
@@ -166,7 +172,7 @@ impl<M: ModelRunner> Drop for Engine<M> {
         self.retire();
         self.evict(usize::MAX, None);
         for request in self.queue.take_if(|_| true) {
-            refuse(request, FinishReason::Abort, None);
+            self.end_unserved(request, FinishReason::Abort);
         }
     }
 }
