@@ -12,6 +12,7 @@ pub struct Queue {
     waiting: Mutex<VecDeque<Request>>,
     changed: Condvar,
     closed: AtomicBool,
+    accepted: AtomicU64,
     refused: AtomicU64,
     max_queue_size: usize,
     max_kv_tokens: usize,
@@ -24,6 +25,7 @@ impl Queue {
             waiting: Mutex::default(),
             changed: Condvar::new(),
             closed: AtomicBool::new(false),
+            accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             max_queue_size: config.max_queue_size,
             max_kv_tokens: config.max_kv_tokens,
@@ -44,6 +46,7 @@ impl Queue {
             return room;
         }
         waiting.push_back(request);
+        self.accepted.fetch_add(1, Ordering::Relaxed);
         self.changed.notify_one();
         Ok(())
     }
@@ -71,6 +74,11 @@ impl Queue {
             "{waiting} requests wait already (max_queue_size = {})",
             self.max_queue_size
         )))
+    }
+
+    /// Requests that were let in since the start.
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Relaxed)
     }
 
     /// Requests that were refused for want of room.
