@@ -6,7 +6,8 @@ use crate::accept::{TokenLogprobs, Verdict};
 use crate::chain::Chain;
 use crate::engine::cached::{Cached, Forks, border};
 use crate::engine::{
-    Failure, Finish, FinishReason, Latencies, Request, RequestId, Round, Stats, StopReason, Timing, Update,
+    Failure, Finish, FinishReason, Latencies, Request, RequestId, Round, RunnerError, Stats, StopReason,
+    Timing, Update,
 };
 use crate::history::History;
 use crate::law::Workspace;
@@ -195,6 +196,11 @@ impl Active {
     /// Ends the request unless it has ended.
     pub(super) fn end(&mut self, reason: FinishReason, failure: Option<Failure>) {
         self.finish.get_or_insert((reason, None, failure));
+    }
+
+    /// Ends the request because something of its own failed in the runner.
+    pub(super) fn fail(&mut self, error: &RunnerError) {
+        self.end(FinishReason::Error, Some(Failure::Runner(error.to_string())));
     }
 
     /// Sends what this round committed; with it the account, if the request has ended.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::active::Active;
 use super::cached::{Cached, Forks};
 use super::pages::Pages;
-use super::{Engine, Failure, FinishReason, ModelRunner, PAGE_SIZE, RequestId, RunnerError};
+use super::{Engine, FinishReason, ModelRunner, PAGE_SIZE, RequestId, RunnerError};
 
 /// How a waiting request would start.
 struct Start {
@@ -82,7 +82,7 @@ impl<M: ModelRunner> Engine<M> {
         self.pages.allocate(pages);
         active.cached.grant = pages;
         if let Err(error) = outcome {
-            active.end(FinishReason::Error, Some(Failure::Runner(error.to_string())));
+            active.fail(&error);
         }
         let failed = active.finish.is_some();
         self.prefilling.push(active);

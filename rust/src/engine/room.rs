@@ -2,7 +2,7 @@
 
 use super::cached::Cached;
 use super::pages::Pages;
-use super::{Engine, Failure, FinishReason, ModelRunner, RequestId};
+use super::{Engine, ModelRunner, RequestId};
 
 impl<M: ModelRunner> Engine<M> {
     /// Gives every decoding request the pages that its next round can need, the oldest first. Kept prefixes make room, the
@@ -41,7 +41,7 @@ impl<M: ModelRunner> Engine<M> {
         if let Err(error) =
             self.runner.reserve(&[(active.request.id, self.config.positions(active.cached.grant))])
         {
-            active.end(FinishReason::Error, Some(Failure::Runner(error.to_string())));
+            active.fail(&error);
         }
     }
 

@@ -37,7 +37,15 @@ impl<M: ModelRunner> Engine<M> {
             return Ok(());
         }
         let items: Vec<_> = drafting.iter().map(|active| (active.request.id, active.anchor())).collect();
-        let pass = self.runner.draft(&items)?;
+        let pass = match self.runner.draft(&items) {
+            Ok(pass) => pass,
+            Err(error) => {
+                // Who did not draft goes on.
+                drafting.into_iter().for_each(|active| active.fail(&error));
+                self.retire();
+                return Ok(());
+            }
+        };
         let drafted = Instant::now();
 
         let heads = self.runner.heads();
@@ -81,6 +89,9 @@ impl<M: ModelRunner> Engine<M> {
 
     /// Lets the target check as much of each draft as the policy says, and commits what it keeps.
     fn verify(&mut self) -> Result<(), RunnerError> {
+        if self.active.is_empty() {
+            return Ok(());
+        }
         self.plan();
         let started = Instant::now();
         let items: Vec<_> =
@@ -181,7 +192,5 @@ fn for_each<T: Send>(work: Vec<T>, run: impl Fn(T) + Sync + Send) {
 
 /// Ends every request of a pass that failed.
 pub(super) fn fail(batch: &mut [Active], error: &RunnerError) {
-    for active in batch {
-        active.end(FinishReason::Error, Some(Failure::Runner(error.to_string())));
-    }
+    batch.iter_mut().for_each(|active| active.fail(error));
 }

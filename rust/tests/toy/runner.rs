@@ -1,6 +1,6 @@
 //! A model small enough to check by hand, with caches whose every row matters.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use dspark_core::chain::{ConfidenceHead, Heads};
@@ -100,6 +100,8 @@ pub struct ToyRunner {
     pub confident: bool,
     /// One call in so many fails, by this generator.
     pub failing: Option<(Random, usize)>,
+    /// Whose calls failed.
+    pub failed: Arc<Mutex<HashSet<RequestId>>>,
     pub caches: Arc<Mutex<HashMap<RequestId, Caches>>>,
     pub released: Arc<Mutex<Vec<RequestId>>>,
     /// Tokens that went through the target in prefills.
@@ -117,9 +119,13 @@ impl ToyRunner {
         row
     }
 
-    fn may_fail(&mut self, what: &str) -> Result<(), RunnerError> {
-        let fails = self.failing.as_mut().is_some_and(|(random, one_in)| random.chance(*one_in));
-        if fails { Err(RunnerError(format!("{what} failed"))) } else { Ok(()) }
+    /// Fails now and then, and notes whom that concerns.
+    fn may_fail(&mut self, what: &str, ids: impl Iterator<Item = RequestId>) -> Result<(), RunnerError> {
+        if !self.failing.as_mut().is_some_and(|(random, one_in)| random.chance(*one_in)) {
+            return Ok(());
+        }
+        self.failed.lock().unwrap().extend(ids);
+        Err(RunnerError(format!("{what} failed")))
     }
 }
 
@@ -127,7 +133,7 @@ impl ModelRunner for ToyRunner {
     type Rows = Owned;
 
     fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Owned, RunnerError> {
-        self.may_fail("prefill")?;
+        self.may_fail("prefill", items.iter().map(|(id, ..)| *id))?;
         let shared = self.caches.clone();
         let mut caches = shared.lock().unwrap();
         let mut rows = Vec::new();
@@ -147,7 +153,7 @@ impl ModelRunner for ToyRunner {
     }
 
     fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Owned>, RunnerError> {
-        self.may_fail("draft")?;
+        self.may_fail("draft", items.iter().map(|(id, _)| *id))?;
         let caches = self.caches.lock().unwrap();
         let mut base = Vec::new();
         for (id, anchor) in items {
@@ -169,7 +175,7 @@ impl ModelRunner for ToyRunner {
     }
 
     fn verify(&mut self, items: &[(RequestId, &[u32])]) -> Result<Owned, RunnerError> {
-        self.may_fail("verify")?;
+        self.may_fail("verify", items.iter().map(|(id, _)| *id))?;
         if self.fail_verify {
             return Err(RunnerError("out of memory".into()));
         }
@@ -190,7 +196,7 @@ impl ModelRunner for ToyRunner {
     }
 
     fn commit(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError> {
-        self.may_fail("commit")?;
+        self.may_fail("commit", items.iter().map(|(id, _)| *id))?;
         let mut caches = self.caches.lock().unwrap();
         for (id, kept) in items {
             let cache = caches.get_mut(id).expect("a live request");
@@ -201,7 +207,7 @@ impl ModelRunner for ToyRunner {
     }
 
     fn reserve(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError> {
-        self.may_fail("reserve")?;
+        self.may_fail("reserve", items.iter().map(|(id, _)| *id))?;
         let mut caches = self.caches.lock().unwrap();
         for (id, positions) in items {
             let cache = caches.entry(*id).or_default();
@@ -218,7 +224,7 @@ impl ModelRunner for ToyRunner {
         length: usize,
         drafts: bool,
     ) -> Result<usize, RunnerError> {
-        self.may_fail("fork")?;
+        self.may_fail("fork", [new].into_iter())?;
         let mut caches = self.caches.lock().unwrap();
         let known = caches.get(&source).expect("a known source");
         let Some(forked) = known.fork(length, drafts, self.at_parts) else { return Ok(0) };
