@@ -20,6 +20,7 @@ _WHOLE = (
     "max_model_len",
     "max_kv_tokens",
     "prefill_chunk_size",
+    "max_queue_size",
 )
 
 DEFAULT_KV_TOKENS = 1 << 17
@@ -41,6 +42,7 @@ class Options:
     max_model_len: int | None = None
     max_kv_tokens: int | None = None
     prefill_chunk_size: int = 512
+    max_queue_size: int = 1024
 
     def __post_init__(self) -> None:
         """Refuses what no model could make right; raises `ConfigError`."""
@@ -101,6 +103,7 @@ class Options:
             max_batch_size=self.max_batch_size,
             max_kv_tokens=self.kv_tokens(models),
             prefill_chunk_size=self.prefill_chunk_size,
+            max_queue_size=self.max_queue_size,
             confidence_threshold=self.confidence_threshold,
             cost_table=costs if models.draft is not None else None,
             markov_candidates=self.markov_candidates,
@@ -118,4 +121,6 @@ class Options:
             "max_batch_size": self.max_batch_size,
             "max_model_len": self.window(models),
             "max_kv_tokens": self.kv_tokens(models),
+            "prefill_chunk_size": self.prefill_chunk_size,
+            "max_queue_size": self.max_queue_size,
         }

@@ -13,6 +13,7 @@ pub struct Queue {
     waiting: Mutex<VecDeque<Request>>,
     changed: Condvar,
     closed: AtomicBool,
+    accepted: AtomicU64,
     refused: AtomicU64,
     max_queue_size: usize,
     max_kv_tokens: usize,
@@ -27,6 +28,7 @@ impl Queue {
             waiting: Mutex::default(),
             changed: Condvar::new(),
             closed: AtomicBool::new(false),
+            accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             max_queue_size: config.max_queue_size,
             max_kv_tokens: config.max_kv_tokens,
@@ -48,6 +50,7 @@ impl Queue {
             return room;
         }
         waiting.push_back(request);
+        self.accepted.fetch_add(1, Ordering::Relaxed);
         self.changed.notify_one();
         Ok(())
     }
@@ -71,10 +74,15 @@ impl Queue {
         if waiting < self.max_queue_size {
             return Ok(());
         }
-        Err(Failure::Capacity(format!(
+        Err(Failure::QueueFull(format!(
             "{waiting} requests wait already (max_queue_size = {})",
             self.max_queue_size
         )))
+    }
+
+    /// Requests that were let in since the start.
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Relaxed)
     }
 
     /// Requests that were refused for want of room.

@@ -124,6 +124,8 @@ pub enum Failure {
     Runner(String),
     /// It does not fit.
     Capacity(String),
+    /// Too many wait already; later there may be room.
+    QueueFull(String),
 }
 
 /// What one round did for one request.

@@ -141,7 +141,7 @@ impl PyEngine {
                 .and_then(|timeout| submitted.checked_add(timeout)),
             submitted,
             cancelled: cancelled.clone(),
-            sink: Box::new(Delivery { mailbox: mailbox.clone(), streams }),
+            sink: Box::new(Delivery { mailbox: mailbox.clone(), streams, cancelled: cancelled.clone() }),
         };
         self.queue.submit(request).map_err(|failure| to_py(&failure))?;
         Ok(Ticket { mailbox, cancelled, queue: self.queue.clone() })
@@ -177,7 +177,10 @@ impl PyEngine {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.stats.read();
         let dict = PyDict::new(py);
-        dict.set_item("queued", self.queue.len() + stats.preempted)?;
+        // By difference, so that a request on its way from the queue to its place is never missing: who drains the
+        // engine looks for nothing queued and nothing running.
+        let unfinished = self.queue.accepted().saturating_sub(stats.finished);
+        dict.set_item("queued", unfinished.saturating_sub(stats.running as u64))?;
         dict.set_item("running", stats.running)?;
         dict.set_item("prefilling", stats.prefilling)?;
         for (name, count) in [

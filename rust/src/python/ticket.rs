@@ -37,6 +37,8 @@ pub(super) struct Delivery {
     pub(super) mailbox: Arc<Mailbox>,
     /// Without it only the end of the request wakes the client.
     pub(super) streams: bool,
+    /// The request's own.
+    pub(super) cancelled: Arc<AtomicBool>,
 }
 
 impl Sink for Delivery {
@@ -54,10 +56,11 @@ impl Sink for Delivery {
         }
         self.mailbox.arrived.notify_all();
         if let Some(notify) = &self.mailbox.notify {
-            Python::attach(|py| {
-                // The loop may be closed already: then nobody is left to wake.
-                let _ = notify.call0(py);
-            });
+            let woken = Python::attach(|py| notify.call0(py).is_ok());
+            if !woken {
+                // The event loop is closed: nobody is left to wake, and the rest is for nobody.
+                self.cancelled.store(true, Ordering::Relaxed);
+            }
         }
     }
 }
