@@ -53,7 +53,7 @@ class DSparkDecoder:
         policy: str = "fixed",
         confidence_threshold: float | None = None,
         cost_table: _core.CostTable | None = None,
-        calibration: _core.Calibration | None = None,
+        calibration: _core.Calibration | str | PathLike[str] | None = None,
         block_size: int | None = None,
         markov_candidates: int | None = None,
         acceptance: str = "rejection",
@@ -71,7 +71,9 @@ class DSparkDecoder:
         Options: `device` ("auto", "cpu", "cuda"); `dtype` ("auto": the checkpoint's, "float32",
         "float16", "bfloat16", "float64"); `policy` ("fixed" verifies what was drafted, "threshold" stops
         before the first confidence below `confidence_threshold`, "throughput" plans with `cost_table`);
-        `calibration` of the confidence head; `block_size`, tokens to draft per round at most;
+        `calibration` of the confidence head, one for every request or the path of a file that
+        `dspark calibrate` wrote (default: for policy "throughput" the draft's own `calibration.json`, if
+        there is one; the others take the head's own confidences); `block_size`, tokens to draft per round at most;
         `markov_candidates`, restricts each step of the Markov chain to that many candidates; `acceptance`
         ("rejection", "block" or "coupled"); `max_batch_size` requests at once; `max_model_len`, the
         context window; `max_kv_tokens`, positions in the caches over all running requests (a request

@@ -30,6 +30,12 @@ _DECODER_OPTIONS = (
 
 def add_pair_options(parser: argparse.ArgumentParser) -> None:
     """Which models, where, and how they work together."""
+    add_model_options(parser)
+    _add_round_options(parser)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Which models, and where."""
     pair = parser.add_argument_group("models")
     pair.add_argument(
         "--target",
@@ -45,6 +51,9 @@ def add_pair_options(parser: argparse.ArgumentParser) -> None:
     pair.add_argument(
         "--dtype", default="auto", help="auto (the checkpoint's), float32, float16, bfloat16 or float64"
     )
+
+
+def _add_round_options(parser: argparse.ArgumentParser) -> None:
     rounds = parser.add_argument_group("rounds")
     rounds.add_argument(
         "--policy", default="fixed", help="how many drafted tokens are verified: fixed, threshold"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from dspark import _core
 from dspark.errors import ConfigError
+from dspark.serve.calibration import in_force
 
 if TYPE_CHECKING:
     from dspark.serve.models import Models
@@ -33,7 +35,7 @@ class Options:
     policy: str = "fixed"
     confidence_threshold: float | None = None
     cost_table: _core.CostTable | None = None
-    calibration: _core.Calibration | None = None
+    calibration: _core.Calibration | str | PathLike[str] | None = None
     block_size: int | None = None
     markov_candidates: int | None = None
     acceptance: str = "rejection"
@@ -104,7 +106,7 @@ class Options:
             confidence_threshold=self.confidence_threshold,
             cost_table=self.cost_table,
             markov_candidates=self.markov_candidates,
-            calibration=self.calibration,
+            calibration=in_force(self, models).nearest(models),
         )
 
     def info(self, models: Models) -> dict[str, Any]:
@@ -113,6 +115,7 @@ class Options:
             "acceptance": self.acceptance,
             "policy": self.policy if models.draft is not None else "none: no draft",
             "confidence_threshold": self.confidence_threshold,
+            "calibration": in_force(self, models).info(),
             "block_size": models.drafted_per_round(self.block_size),
             "markov_candidates": self.markov_candidates,
             "max_batch_size": self.max_batch_size,
