@@ -73,7 +73,8 @@ class DSparkDecoder:
         before the first confidence below `confidence_threshold`, "throughput" plans with `cost_table`);
         `calibration` of the confidence head, one for every request or the path of a file that
         `dspark calibrate` wrote (default: for policy "throughput" the draft's own `calibration.json`, if
-        there is one; the others take the head's own confidences); `block_size`, tokens to draft per round at most;
+        there is one; the others take the head's own confidences); `block_size`, tokens to draft per round at
+        most;
         `markov_candidates`, restricts each step of the Markov chain to that many candidates; `acceptance`
         ("rejection", "block" or "coupled"); `max_batch_size` requests at once; `max_model_len`, the
         context window; `max_kv_tokens`, positions in the caches over all running requests (a request

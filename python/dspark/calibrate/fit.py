@@ -1,10 +1,10 @@
-"""Sequential temperature scaling: one temperature per position, from left to right (paper, section 3.2.1).
+"""Sequential temperature scaling: a temperature for each position, from left to right (paper, section 3.2.1).
 
-The paper searches a grid for the temperature with the least expected calibration error of the cumulative product.
-That error has noise, and its least value lies anywhere in a flat valley: on confidences that are right already,
-the plain minimum over 1,000 rounds is off by a factor of two at the seventh position. So the search answers with the
-middle of the valley, all that is within one standard error of the minimum, and leaves a position alone
-where 1 is in it.
+The paper searches a grid for the temperature with the least expected calibration error of the cumulative
+product. That error has noise, and its minimum lies anywhere in a flat valley: on confidences that are right
+already, the plain minimum over 1,000 rounds is off by a factor of two at the seventh position. So the search
+answers with the middle of the valley, which is all that is within one standard error of the minimum, and
+leaves a position alone where 1 is in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dspark.errors import RequestError
 GRID = np.exp(np.linspace(-np.log(8.0), np.log(8.0), 81))
 """Temperatures that are tried; the middle one is 1."""
 
-FEWEST = 50
+FEWEST = 30
 """Rounds that have to reach a position before a temperature is fitted to it."""
 
 _LEAST = 2.0**-25
@@ -37,13 +37,13 @@ def calibrated(confidences: Numbers, temperatures: Numbers) -> Numbers:
 
 
 def require_enough(rounds: JudgedRounds, what: str, fewest: int = FEWEST) -> None:
-    """Raises `RequestError` unless each position was reached often enough; `what` says which rounds they are."""
+    """Raises `RequestError` unless each position was reached often enough; `what` names the rounds."""
     for k in range(rounds.gamma):
         reached = int(rounds.is_reached(k).sum())
         if reached < fewest:
             raise RequestError(
-                f"{what}: position {k + 1} of {rounds.gamma} was reached by {reached} of {len(rounds)} rounds, "
-                f"and {fewest} are needed; more prompts, --tokens or --samples give more"
+                f"{what}: position {k + 1} of {rounds.gamma} was reached by {reached} of {len(rounds)} "
+                f"rounds, and {fewest} are needed; more prompts, --tokens or --samples give more"
             )
 
 

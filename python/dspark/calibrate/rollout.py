@@ -56,7 +56,7 @@ def whole_blocks(models: Models, *, acceptance: str, markov_candidates: int | No
 
 
 def render(models: Models, texts: Sequence[str]) -> list[Prompt]:
-    """Prompts as the target wants them: as a user's message where it has a chat template, else as they are."""
+    """Prompts as the target wants them: a user's messages where it has a chat template, else as they are."""
     tokenizer = models.require_tokenizer()
     if not tokenizer.has_chat_template:
         return list(texts)

@@ -40,9 +40,7 @@ class JudgedRounds:
 
     def select(self, rows: Outcomes) -> JudgedRounds:
         """Those rounds alone."""
-        return JudgedRounds(
-            self.confidences[rows], self.judged[rows], self.accepted[rows], self.prompt[rows]
-        )
+        return JudgedRounds(self.confidences[rows], self.judged[rows], self.accepted[rows], self.prompt[rows])
 
     def is_judged(self, k: int) -> Outcomes:
         """`[rounds]`: whether position k was judged."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dspark.calibrate.fit import FEWEST, fit_temperatures, require_enough
@@ -86,9 +87,7 @@ def calibrate_pair(
             regime = regime_of(params, acceptance, markov_candidates)
             if regime in fitted:
                 continue
-            results, which = roll_out(
-                decoder, prompts, params, plan, lambda done, total, r=regime: progress(str(r), done, total)
-            )
+            results, which = roll_out(decoder, prompts, params, plan, partial(progress, str(regime)))
             fitted[regime] = fit_regime(regime, judged_rounds(results, which, models.gamma))
     return list(fitted.values())
 
@@ -100,8 +99,3 @@ def fit_regime(regime: Regime, rounds: JudgedRounds) -> Fitted:
     require_enough(held_out, f"{regime}, rounds to check with", FEWEST_HELD_OUT)
     temperatures = [round(t, 4) for t in fit_temperatures(to_fit)]
     return Fitted(regime, temperatures, len(to_fit), score(held_out), score(held_out, temperatures))
-
-
-def with_temperature(params: SamplingParams, temperatures: Sequence[float]) -> list[SamplingParams]:
-    """The same parameters at each of the temperatures."""
-    return [replace(params, temperature=temperature) for temperature in temperatures]

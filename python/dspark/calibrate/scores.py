@@ -53,8 +53,8 @@ class HeadScores:
     """The scores of a confidence head, with or without a calibration."""
 
     survival: tuple[Scores, ...]
-    """For each position: the product of the confidences up to it, against the whole prefix being accepted. It is
-    what a plan goes by, and what the calibration is fitted to."""
+    """For each position: the product of the confidences up to it, against the whole prefix being accepted.
+    It is what a plan goes by, and what the calibration is fitted to."""
     confidence: tuple[Scores, ...]
     """For each position: its own confidence, against its token being accepted after an accepted prefix."""
     overall: Scores

@@ -96,8 +96,8 @@ def read_calibrations(path: Path) -> list[Entry]:
     for number, key in enumerate(keys):
         if key in keys[:number]:
             raise CheckpointError(
-                f"{path}: entries[{keys.index(key)}] and entries[{number}] are both for {key[0]} and blocks of "
-                f"{key[1]}; expected one"
+                f"{path}: entries[{keys.index(key)}] and entries[{number}] are both for {key[0]} and blocks "
+                f"of {key[1]}; expected one"
             )
     return read
 
@@ -123,7 +123,9 @@ def write_calibrations(path: Path, entries: Sequence[Entry]) -> None:
                 Path(scratch).unlink()
             raise
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be written ({error}): name another file with --output") from error
+        raise CheckpointError(
+            f"{path} cannot be written ({error}): name another file with --output"
+        ) from error
 
 
 def _entry(file: ConfigFile) -> Entry:

@@ -1,9 +1,9 @@
 """Fits the confidence head of a draft to what is really accepted, and writes calibration.json.
 
-The pair answers prompts with whole blocks verified. On half of the prompts one temperature per position is fitted
-(sequential temperature scaling), on the other half the confidences are scored before and after. A calibration
-belongs to an acceptance rule, a way of sampling and a number of Markov candidates: the file holds an entry
-for each, and what is there stays. The policy "throughput" heeds the file beside the draft.
+The pair answers prompts with whole blocks verified. On half of the prompts one temperature per position is
+fitted (sequential temperature scaling), on the other half the confidences are scored before and after. A
+calibration belongs to an acceptance rule, a way of sampling and a number of Markov candidates: the file holds
+an entry for each, and what is there stays. The policy "throughput" heeds the file beside the draft.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dspark import __version__
 from dspark.checkpoint.calibration import FILE_NAME, Entry, write_calibrations
@@ -22,7 +22,6 @@ from dspark.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from dspark.calibrate.run import Fitted
-    from dspark.calibrate.scores import Scores
 
 HELP = "fit a draft's confidences to what is accepted"
 
@@ -31,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `dspark calibrate`."""
     add_work_options(parser, tokens=128, samples=4)
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="what to write (default: calibration.json beside the draft)"
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="what to write (default: calibration.json beside the draft)",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="reliability diagram (svg, png, pdf)")
     add_model_options(parser)
@@ -172,25 +174,17 @@ def _plot(path: Path, fitted: list[Fitted]) -> None:
 
 
 def _scores_table(one: Fitted) -> str:
-    rows = [("position", "T", "rounds", "accepted", "ECE", "after", "AUROC", "after", "Brier", "after")]
-    lines: list[tuple[str, str, Scores, Scores]] = [
-        (str(k), f"{t:.2f}", before, after)
-        for k, (t, before, after) in enumerate(
-            zip(one.temperatures, one.before.survival, one.after.survival, strict=True), 1
-        )
+    rows: list[tuple[str, ...]] = [
+        ("position", "T", "rounds", "accepted", "ECE", "after", "AUROC", "after", "Brier", "after")
     ]
-    lines.append(("all", "", one.before.overall, one.after.overall))
-    for name, temperature, before, after in lines:
-        rows.append(
-            (
-                name,
-                temperature,
-                str(before.count),
-                percent(before.happened),
-                *(percent(v) for v in (before.ece, after.ece)),
-                *(number(v) for v in (before.auroc, after.auroc, before.brier, after.brier)),
-            )
-        )
+    before, after = one.before, one.after
+    lines = [("all", "", before.overall, after.overall)]
+    for k, temperature in enumerate(one.temperatures):
+        lines.append((str(k + 1), f"{temperature:.2f}", before.survival[k], after.survival[k]))
+    for name, shown, b, a in lines:
+        shares = (percent(b.happened), percent(b.ece), percent(a.ece))
+        numbers = (number(b.auroc), number(a.auroc), number(b.brier), number(a.brier))
+        rows.append((name, shown, str(b.count), *shares, *numbers))
     return table(rows)
 
 
@@ -199,6 +193,6 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def number(value: Any) -> str:
+def number(value: float | None) -> str:
     """A number with three digits, for a table."""
     return "-" if value is None else f"{value:.3f}"

@@ -21,7 +21,14 @@ from dspark.errors import ConfigError, DSparkError
 ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 """Exit codes; the last two are what a shell reports for a process ended by SIGINT or SIGPIPE."""
 
-_COMMANDS = {"generate": generate, "chat": chat, "inspect": inspect, "export": export, "audit": audit, "calibrate": calibrate}
+_COMMANDS = {
+    "generate": generate,
+    "chat": chat,
+    "inspect": inspect,
+    "export": export,
+    "audit": audit,
+    "calibrate": calibrate,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

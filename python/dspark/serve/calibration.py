@@ -1,8 +1,8 @@
 """Which calibration of the confidence head is in force.
 
-A file beside the draft is heeded by the policy that needs the confidences' absolute size, "throughput" (paper,
-section 3.2.1). "threshold" only needs their order, and its thresholds are set against the head's own confidences: a
-file that appears must not move the cut. What the caller names is heeded by every policy.
+A file beside the draft is heeded by the policy that needs the confidences' absolute size, "throughput"
+(paper, section 3.2.1). "threshold" only needs their order, and its thresholds are set against the head's own
+confidences: a file that appears must not move the cut. What the caller names is heeded by every policy.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def draft_calibrations(path: Path, config: DraftConfig, block_size: int | None) 
     for number, entry in enumerate(entries):
         if not narrowest <= entry.block_size <= max(widest, config.gamma):
             raise CheckpointError(
-                f"{path}: entries[{number}].block_size must be {config.gamma}, the tokens that this draft drafts "
-                f"per block, found {entry.block_size}"
+                f"{path}: entries[{number}].block_size must be {config.gamma}, the tokens that this draft "
+                f"drafts per block, found {entry.block_size}"
             )
     return tuple(entries)
 
@@ -71,13 +71,14 @@ def in_force(options: Options, models: Models) -> InForce:
     if given is not None:
         path = Path(given).expanduser()
         if not path.is_file():
-            raise ConfigError(f"calibration must be a Calibration or a file, and there is no file {str(path)!r}")
+            raise ConfigError(
+                f"calibration must be a Calibration or a file, and there is no file {str(path)!r}"
+            )
         entries = draft_calibrations(path, models.draft.config, options.block_size)
         chosen = choose(entries, options, models)
         if not chosen:
             raise ConfigError(
-                f"{path} has no calibration for acceptance {options.acceptance}, {_candidates(options)} and "
-                f"blocks of {models.gamma}: dspark calibrate makes one"
+                f"{path} has no calibration for {_wanted(options, models)}: dspark calibrate makes one"
             )
         return _of_entries(str(path), chosen)
     if options.policy != "throughput":
@@ -86,17 +87,14 @@ def in_force(options: Options, models: Models) -> InForce:
         return InForce([], "none: no calibration.json beside the draft; dspark calibrate makes one")
     chosen = choose(models.calibrations, options, models)
     if not chosen:
-        return InForce(
-            [],
-            f"none: calibration.json has none for acceptance {options.acceptance}, {_candidates(options)} and "
-            f"blocks of {models.gamma}",
-        )
+        return InForce([], f"none: calibration.json has none for {_wanted(options, models)}")
     return _of_entries("calibration.json", chosen)
 
 
 def choose(entries: Sequence[Entry], options: Options, models: Models) -> list[Entry]:
-    """The entries for this rule, number of Markov candidates and block, one for each temperature: that with the
-    truncation that the target's own defaults have, else the one without, else the last in the file."""
+    """The entries for this rule, number of Markov candidates and block, one for each temperature.
+
+    Of several it is that with the truncation of the target's own defaults, else without, else the last."""
     usual = SamplingParams().with_defaults(models.generation_config)
     found: dict[float, Entry] = {}
 
@@ -124,5 +122,6 @@ def _of_entries(source: str, entries: Sequence[Entry]) -> InForce:
     return InForce(calibrations, {"source": source, "regimes": [str(e.regime) for e in entries]})
 
 
-def _candidates(options: Options) -> str:
-    return f"markov_candidates {options.markov_candidates or 'off'}"
+def _wanted(options: Options, models: Models) -> str:
+    candidates = options.markov_candidates or "off"
+    return f"acceptance {options.acceptance}, markov_candidates {candidates} and blocks of {models.gamma}"
