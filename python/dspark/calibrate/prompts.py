@@ -14,10 +14,19 @@ SHIPPED = Path(__file__).parents[1] / "bench" / "prompts"
 CODE_ALONE = ("tiny",)
 """Targets that know program text and nothing else."""
 
-_MODULES = (
-    "argparse ast bdb calendar configparser csv dataclasses difflib fractions gzip heapq inspect mailbox pprint "
-    "queue shutil statistics tarfile textwrap zipapp"
-).split()
+_MODULES = [
+    "argparse",
+    "ast",
+    "bdb",
+    "calendar",
+    "configparser",
+    "csv",
+    "dataclasses",
+    "difflib",
+    "fractions",
+]
+_MODULES += ["gzip", "heapq", "inspect", "mailbox", "pprint", "queue", "shutil", "statistics", "tarfile"]
+_MODULES += ["textwrap", "zipapp"]
 _SPOTS, _LINES = 8, 8
 
 
