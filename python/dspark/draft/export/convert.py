@@ -33,8 +33,8 @@ def export_draft(
     """Writes the draft in `source` to `output` as `form`; returns remarks about what was changed.
 
     Weights keep their dtypes, byte by byte. `target` is needed where the format holds embeddings and output
-    head and the draft does not; `target_name` is what the exported config calls it. A `calibration.json` comes
-    along.
+    head and the draft does not; `target_name` is what the exported config calls it. A `calibration.json`
+    comes along.
 
     Raises:
         CheckpointError: the draft or the target cannot be read, or `output` holds something already.
