@@ -205,7 +205,7 @@ def halved_logit(c):
 
 
 def test_throughput_heeds_the_file_and_the_others_the_head(draft, tmp_path):
-    raw = confidences(DSparkDecoder.from_pretrained("tiny", draft))
+    raw = confidences(DSparkDecoder.from_pretrained("tiny", draft, policy="fixed"))
     write_calibrations(draft / "calibration.json", [entry()])
     assert confidences(DSparkDecoder.from_pretrained("tiny", draft, policy="fixed")) == raw
     cut = DSparkDecoder.from_pretrained("tiny", draft, policy="threshold", confidence_threshold=0.0)
@@ -220,7 +220,7 @@ def test_throughput_heeds_the_file_and_the_others_the_head(draft, tmp_path):
     assert confidences(decoder) == halved
     named = tmp_path / "named.json"
     write_calibrations(named, [entry()])
-    assert confidences(DSparkDecoder.from_pretrained("tiny", draft, calibration=named)) == halved
+    assert confidences(DSparkDecoder.from_pretrained("tiny", draft, policy="fixed", calibration=named)) == halved
     own = Calibration([1.0] * 7, 7)
     over = DSparkDecoder.from_pretrained(
         "tiny", draft, policy="throughput", cost_table=TABLE, calibration=own
@@ -263,10 +263,10 @@ def test_the_entries_that_fit_are_chosen(models):
 def test_a_named_file_has_to_have_what_is_needed(draft, tmp_path):
     named = tmp_path / "named.json"
     with pytest.raises(ConfigError, match="there is no file"):
-        DSparkDecoder.from_pretrained("tiny", draft, calibration=named)
+        DSparkDecoder.from_pretrained("tiny", draft, policy="fixed", calibration=named)
     write_calibrations(named, [entry(acceptance="coupled")])
     with pytest.raises(ConfigError, match="has no calibration for acceptance rejection"):
-        DSparkDecoder.from_pretrained("tiny", draft, calibration=named)
+        DSparkDecoder.from_pretrained("tiny", draft, policy="fixed", calibration=named)
 
 
 def test_export_carries_it_along(draft, tmp_path):
