@@ -220,7 +220,9 @@ def test_throughput_heeds_the_file_and_the_others_the_head(draft, tmp_path):
     assert confidences(decoder) == halved
     named = tmp_path / "named.json"
     write_calibrations(named, [entry()])
-    assert confidences(DSparkDecoder.from_pretrained("tiny", draft, policy="fixed", calibration=named)) == halved
+    assert (
+        confidences(DSparkDecoder.from_pretrained("tiny", draft, policy="fixed", calibration=named)) == halved
+    )
     own = Calibration([1.0] * 7, 7)
     over = DSparkDecoder.from_pretrained(
         "tiny", draft, policy="throughput", cost_table=TABLE, calibration=own
