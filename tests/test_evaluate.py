@@ -47,7 +47,7 @@ def test_lookup_rounds_by_hand():
     #        prompt            the prefill's token 1, then 2 3 4 8, then 1 2 3
     rounds = lookup_rounds([1, 2, 3, 4], [1, 2, 3, 4, 8, 1, 2, 3], 3, max_tokens=8)
     shown = [(r.drafted, r.verified, r.accepted, r.committed) for r in rounds]
-    # 2 3 4 proposed and kept, 8 is the bonus; nothing known after 8; 2 3 4 cut to the room of 1 for two tokens.
+    # 2 3 4 is proposed and kept, 8 the bonus; nothing is known after 8; 2 alone, as there is room for two.
     assert shown == [(3, 3, 3, 4), (0, 0, 0, 1), (1, 1, 1, 2)]
     assert 1 + sum(r.committed for r in rounds) == 8
 
