@@ -12,7 +12,7 @@ import pytest
 from commandline import run
 from dspark import CheckpointError, ConfigError, DSparkDecoder, SamplingParams
 from dspark.calibrate import run as calibration_run
-from dspark.calibrate.prompts import data_sets, standard_library
+from dspark.calibrate.prompts import calibration_sets, data_sets, standard_library
 from dspark.calibrate.rollout import whole_blocks
 from dspark.checkpoint.calibration import Entry, Regime, read_calibrations, write_calibrations
 from dspark.core import Calibration, CostTable
@@ -100,7 +100,7 @@ def test_prints_a_table(draft, few, prompts):
 def test_rollouts_see_the_heads_own_confidences(models):
     """A second calibration must not be fitted on top of the first."""
     models = replace(models, calibrations=(entry(),))
-    found = in_force(whole_blocks(models, acceptance="rejection", markov_candidates=None), models)
+    found = in_force(whole_blocks(Options(), 7), models)
     assert [(key, c.temperatures) for key, c in found.calibrations] == [(None, [1.0] * 7)]
 
 
@@ -279,7 +279,10 @@ def test_export_carries_it_along(draft, tmp_path):
 
 def test_prompts_by_data_set(prompts, tmp_path):
     assert list(data_sets([prompts], "tiny")) == ["some"]
-    assert len(data_sets([], "tiny")["code"]) > 50
+    assert list(data_sets([], "tiny")) == ["python"]
+    assert list(data_sets([], "smollm2")) == ["chat", "maths", "code"]
+    assert len(calibration_sets([], "tiny")["library"]) > 50
+    assert calibration_sets([prompts], "tiny") == data_sets([prompts], "tiny")
     twin = tmp_path / "some.jsonl"
     twin.write_text('{"prompt": "a"}\n')
     assert data_sets([prompts, twin], "tiny")[str(twin)] == ["a"]

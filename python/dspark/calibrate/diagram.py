@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspark.calibrate.scores import Scores
-from dspark.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curve = tuple[str, Scores]
 """What it is called, and its bins."""
-
-
-def figure_class() -> type[Figure]:
-    """matplotlib's figure, without its global state; raises `ConfigError` where matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("plots need matplotlib: pip install 'dspark[plots]'") from error
-    return Figure
 
 
 def reliability_diagram(panels: Sequence[tuple[str, Sequence[Curve]]]) -> Figure:
@@ -32,7 +21,9 @@ def reliability_diagram(panels: Sequence[tuple[str, Sequence[Curve]]]) -> Figure
     """
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
-    figure = figure_class()(figsize=(3.2 * columns, 3.1 * rows + 0.3), layout="constrained")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.2 * columns, 3.1 * rows + 0.3), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis, (title, curves) in zip(axes, panels, strict=False):
         _panel(axis, title, curves)
@@ -53,11 +44,3 @@ def _panel(axis: Any, title: str, curves: Sequence[Curve]) -> None:
         axis.scatter(predicted, happened, s=areas, color=line.get_color(), alpha=0.5)
     axis.set(title=title, xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
     axis.legend(fontsize=7, loc="upper left")
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Writes a figure; the file's ending says in which format. Raises `ConfigError` where it cannot."""
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the plot {path} cannot be written: {error}") from error

@@ -5,11 +5,9 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
-from dspark.audit.prompts import GENERAL, read_prompts
+from dspark.audit.prompts import read_prompts
+from dspark.bench.prompt_sets import CODE_BEGINNINGS, GENERAL, built_in
 from dspark.errors import RequestError
-
-SHIPPED = Path(__file__).parents[1] / "bench" / "prompts"
-"""Prompts of the package by data set, a file of `turns` for each."""
 
 CODE_ALONE = ("tiny",)
 """Targets that know program text and nothing else."""
@@ -35,17 +33,21 @@ def data_sets(files: list[Path], target: str) -> dict[str, list[str]]:
 
     Raises `RequestError` naming the line of a file that is no prompt.
     """
-    if not files and target in CODE_ALONE:
-        return {"code": standard_library()}
     if not files:
-        files = sorted(SHIPPED.glob("*.jsonl"))
-    if not files:
-        return {"general": list(GENERAL)}
-    names = [file.stem for file in files]
+        names = CODE_BEGINNINGS if target in CODE_ALONE else GENERAL
+        return {name: built_in(name) for name in names}
+    stems = [file.stem for file in files]
     return {
-        name if names.count(name) == 1 else str(file): read_prompts(file)
-        for name, file in zip(names, files, strict=True)
+        stem if stems.count(stem) == 1 else str(file): read_prompts(file)
+        for stem, file in zip(stems, files, strict=True)
     }
+
+
+def calibration_sets(files: list[Path], target: str) -> dict[str, list[str]]:
+    """The same with program text from Python's own library added for targets that know nothing else: their
+    answers are short of rounds in which a whole block is accepted."""
+    more = {"library": standard_library()} if not files and target in CODE_ALONE else {}
+    return data_sets(files, target) | more
 
 
 def standard_library() -> list[str]:

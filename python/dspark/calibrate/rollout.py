@@ -46,13 +46,17 @@ def require_confidence(models: Models) -> None:
         raise ConfigError(f"{models.paths[1]}: this draft has no confidence head")
 
 
-def whole_blocks(models: Models, *, acceptance: str, markov_candidates: int | None) -> Options:
-    """Options under which every drafted token is verified and confidences are the head's own."""
-    own = Calibration([1.0] * models.gamma, models.gamma)
-    return Options(
-        policy="fixed", acceptance=acceptance, markov_candidates=markov_candidates, calibration=own,
+def whole_blocks(options: Options, gamma: int) -> Options:
+    """The same rule and chain, with every drafted token verified and confidences that are the head's own."""
+    own = Calibration([1.0] * gamma, gamma)
+    return replace(
+        options,
+        policy="fixed",
+        confidence_threshold=None,
+        cost_table=None,
+        calibration=own,
         max_batch_size=BATCH,
-    )  # fmt: skip
+    )
 
 
 def render(models: Models, texts: Sequence[str]) -> list[Prompt]:

@@ -16,6 +16,7 @@ from dspark.decoder import DSparkDecoder, Prompt
 from dspark.errors import RequestError
 from dspark.sampling import SamplingParams
 from dspark.serve.models import Models
+from dspark.serve.options import Options
 
 FEWEST_HELD_OUT = 20
 """Rounds that have to reach a position before its scores say anything."""
@@ -49,16 +50,16 @@ class Fitted:
         }
 
 
-def regime_of(params: SamplingParams, acceptance: str, markov_candidates: int | None) -> Regime:
+def regime_of(params: SamplingParams, options: Options) -> Regime:
     """The regime of parameters in which nothing is left open. Truncation means nothing at temperature 0."""
     greedy = params.temperature == 0
     return Regime(
-        acceptance=acceptance,
+        acceptance=options.acceptance,
         temperature=float(params.temperature or 0.0),
         top_k=0 if greedy else max(params.top_k or 0, 0),
         top_p=1.0 if greedy or params.top_p is None else float(params.top_p),
         min_p=0.0 if greedy else float(params.min_p or 0.0),
-        markov_candidates=markov_candidates,
+        markov_candidates=options.markov_candidates,
     )
 
 
@@ -68,23 +69,25 @@ def calibrate_pair(
     regimes: Sequence[SamplingParams],
     plan: Plan,
     *,
-    acceptance: str = "rejection",
-    markov_candidates: int | None = None,
+    options: Options | None = None,
     progress: Progress = lambda *_: None,
 ) -> list[Fitted]:
     """Fits the temperatures of a loaded pair for each of the sampling parameters.
+
+    Of `options` the acceptance rule, `markov_candidates` and `max_model_len` count; whole blocks are
+    verified.
 
     Raises `ConfigError` for a pair without a confidence head and `RequestError` for too few rounds.
     """
     require_confidence(models)
     if len(prompts) < 2:
         raise RequestError("at least 2 prompts are needed: one half is fitted to, the other checked with")
-    options = whole_blocks(models, acceptance=acceptance, markov_candidates=markov_candidates)
+    options = whole_blocks(options or Options(), models.gamma)
     fitted: dict[Regime, Fitted] = {}
     with DSparkDecoder(lambda: models, options) as decoder:
         for given in regimes:
             params = given.with_defaults(models.generation_config)
-            regime = regime_of(params, acceptance, markov_candidates)
+            regime = regime_of(params, options)
             if regime in fitted:
                 continue
             results, which = roll_out(decoder, prompts, params, plan, partial(progress, str(regime)))

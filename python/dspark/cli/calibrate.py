@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="what to write (default: calibration.json beside the draft)",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="reliability diagram (svg, png, pdf)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="reliability diagram (.svg or .png)")
     add_model_options(parser)
     add_regime_options(parser)
 
@@ -58,8 +58,8 @@ def add_work_options(parser: argparse.ArgumentParser, *, tokens: int, samples: i
 
 
 def add_regime_options(parser: argparse.ArgumentParser) -> None:
-    """How tokens are sampled and accepted."""
-    group = parser.add_argument_group("regime")
+    """How tokens are sampled."""
+    group = parser.add_argument_group("sampling")
     group.add_argument(
         "--temperature",
         type=float,
@@ -73,11 +73,6 @@ def add_regime_options(parser: argparse.ArgumentParser) -> None:
         ("--min-p", float, "keep tokens with this share of the largest probability"),
     ):
         group.add_argument(flag, type=kind, metavar=flag[-1].upper(), help=meaning)
-    group.add_argument("--acceptance", default="rejection", help="rejection, block or coupled")
-    group.add_argument(
-        "--markov-candidates", type=int, metavar="M", help="draft among the M likeliest tokens only"
-    )
-    group.add_argument("--block-size", type=int, metavar="N", help="tokens to draft per round, if wider")
 
 
 def regimes(options: argparse.Namespace) -> list[SamplingParams]:
@@ -91,14 +86,23 @@ def regimes(options: argparse.Namespace) -> list[SamplingParams]:
 
 def run(options: argparse.Namespace) -> int:
     """Runs `dspark calibrate`."""
-    from dspark.calibrate.prompts import data_sets
+    from dspark.calibrate.prompts import calibration_sets
     from dspark.calibrate.rollout import Plan, render
     from dspark.calibrate.run import calibrate_pair
+    from dspark.plots import check_plot
+    from dspark.serve.options import Options
 
     plan = Plan(tokens=options.tokens, samples=options.samples, seed=options.seed)
     params = regimes(options)
-    sets = data_sets(options.prompts or [], options.target)
+    sets = calibration_sets(options.prompts or [], options.target)
     output = _output(options)
+    check_plot(options.plot)
+    how = Options(
+        block_size=options.block_size,
+        markov_candidates=options.markov_candidates,
+        acceptance=options.acceptance,
+        max_model_len=options.max_model_len,
+    )
     progress = Progress(silent=options.json)
     models = load_models(options, progress)
     fitted = calibrate_pair(
@@ -106,8 +110,7 @@ def run(options: argparse.Namespace) -> int:
         render(models, [text for texts in sets.values() for text in texts]),
         params,
         plan,
-        acceptance=options.acceptance,
-        markov_candidates=options.markov_candidates,
+        options=how,
         progress=progress,
     )
     progress.clear()
@@ -161,7 +164,8 @@ def _output(options: argparse.Namespace) -> Path:
 
 
 def _plot(path: Path, fitted: list[Fitted]) -> None:
-    from dspark.calibrate.diagram import reliability_diagram, save
+    from dspark.calibrate.diagram import reliability_diagram
+    from dspark.plots import save_plot
 
     panels = []
     for one in fitted:
@@ -170,7 +174,7 @@ def _plot(path: Path, fitted: list[Fitted]) -> None:
             pairs.append((f"position {k}", before, after))
         for name, before, after in pairs:
             panels.append((f"T {one.regime.temperature:g}, {name}", [("before", before), ("after", after)]))
-    save(reliability_diagram(panels), path)
+    save_plot(reliability_diagram(panels), path)
 
 
 def _scores_table(one: Fitted) -> str:

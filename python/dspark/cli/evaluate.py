@@ -46,17 +46,16 @@ def run(options: argparse.Namespace) -> int:
     from dspark.calibrate.rollout import Plan
     from dspark.evaluate.report import head_rows, html, main_rows, position_rows
     from dspark.evaluate.run import evaluate_pair
+    from dspark.plots import require_matplotlib
     from dspark.serve.options import Options
 
     if draft_of(options) is None:
         raise ConfigError("--no-draft leaves nothing to evaluate")
     page: Path | None = options.html
-    if page is not None and (not page.parent.is_dir() or page.is_dir()):
-        raise ConfigError(f"--html {page} cannot be written: name a file in a directory that is there")
     if page is not None:
-        from dspark.calibrate.diagram import figure_class
-
-        figure_class()  # refused before the work is done rather than after it
+        require_matplotlib()
+        if not page.parent.is_dir() or page.is_dir():
+            raise ConfigError(f"--html {page} cannot be written: name a file in a directory that is there")
     plan = Plan(tokens=options.tokens, samples=options.samples, seed=options.seed)
     params = regimes(options)
     sets = data_sets(options.prompts or [], options.target)
@@ -66,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
         block_size=options.block_size,
         markov_candidates=options.markov_candidates,
         acceptance=options.acceptance,
+        max_model_len=options.max_model_len,
         max_batch_size=1,
     )
     progress = Progress(silent=options.json)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from io import StringIO
-from typing import TYPE_CHECKING
 
-from dspark.calibrate.diagram import figure_class, reliability_diagram
+from matplotlib.figure import Figure
+
+from dspark.calibrate.diagram import reliability_diagram
 from dspark.calibrate.scores import HeadScores
 from dspark.evaluate.answers import Estimate
 from dspark.evaluate.run import Evaluated
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLORS = {"plain": "0.5", "draft": "tab:blue", "block": "tab:orange", "ngram": "tab:green"}
 
@@ -32,7 +30,7 @@ def bars(regime: Evaluated, what: str) -> Figure:
     """A group of bars for each data set, a bar for each method that has the number, with its interval."""
     sets = list(regime.numbers)
     methods = [m for m in COLORS if any(_estimate(regime, s, m, what) for s in sets)]
-    figure = figure_class()(figsize=(2 + 1.6 * len(sets), 3.2), layout="constrained")
+    figure = Figure(figsize=(2 + 1.6 * len(sets), 3.2), layout="constrained")
     axis = figure.subplots()
     width = 0.8 / max(len(methods), 1)
     for number, method in enumerate(methods):
@@ -57,7 +55,7 @@ def bars(regime: Evaluated, what: str) -> Figure:
 
 def positions(regime: Evaluated) -> Figure:
     """Acceptance after an accepted prefix, and survival of the whole prefix, by position."""
-    figure = figure_class()(figsize=(7, 3.2), layout="constrained")
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for method, color in COLORS.items():
         found = regime.numbers["all"].get(method)

@@ -121,7 +121,7 @@ def evaluate_pair(
         names = [name for name, texts in data_sets.items() for _ in texts]
         prompts = render(models, [text for texts in data_sets.values() for text in texts])
         filled = [params.with_defaults(models.generation_config) for params in regimes]
-        keyed = {regime_of(p, options.acceptance, options.markov_candidates): p for p in filled}
+        keyed = {regime_of(params, options): params for params in filled}
         decoder.generate(prompts[0], replace(filled[0], max_tokens=16))  # first passes are slower
         for regime, params in keyed.items():
             jobs = _jobs(params, plan, prompts)

@@ -48,13 +48,6 @@ class InForce:
     """By sampling temperature; `None`: for every request."""
     why: str | Mapping[str, Any]
 
-    def nearest(self, models: Models) -> _core.Calibration | None:
-        """The one for the target's usual temperature."""
-        if not self.calibrations:
-            return None
-        usual = SamplingParams().with_defaults(models.generation_config).temperature or 0.0
-        return min(self.calibrations, key=lambda entry: abs((entry[0] or 0.0) - usual))[1]
-
     def info(self) -> str | dict[str, Any]:
         """For `DSparkDecoder.info()`."""
         return self.why if isinstance(self.why, str) else dict(self.why)
