@@ -41,7 +41,7 @@ class Uniforms:
 
 @final
 class CostTable:
-    """Seconds of a target pass by the number of tokens in it."""
+    """Seconds of a round by what it does: target pass, draft pass, chain, context feed."""
 
     def __new__(
         cls,
@@ -49,10 +49,30 @@ class CostTable:
         *,
         round_seconds: float = 0.0,
         request_seconds: float = 0.0,
+        draft: Sequence[tuple[int, float]] = ...,
+    ) -> CostTable: ...
+    @staticmethod
+    def fit(
+        passes: Sequence[tuple[int, int, float]],
+        *,
+        draft: Sequence[tuple[int, float]] = ...,
+        token_seconds: float = 0.0,
+        feed_seconds: float = 0.0,
+        round_seconds: float = 0.0,
     ) -> CostTable: ...
     @property
     def points(self) -> list[tuple[int, float]]: ...
-    def seconds(self, tokens: int) -> float: ...
+    @property
+    def draft(self) -> list[tuple[int, float]]: ...
+    @property
+    def request_seconds(self) -> float: ...
+    @property
+    def token_seconds(self) -> float: ...
+    @property
+    def feed_seconds(self) -> float: ...
+    @property
+    def round_seconds(self) -> float: ...
+    def seconds(self, tokens: int, requests: int = 0) -> float: ...
     def steps_per_second(self, tokens: int) -> float: ...
 
 @final
@@ -98,7 +118,7 @@ class Engine:
         confidence_threshold: float | None = None,
         cost_table: CostTable | None = None,
         markov_candidates: int | None = None,
-        calibration: Calibration | None = None,
+        calibrations: Sequence[tuple[float | None, Calibration]] = ...,
     ) -> Engine: ...
     def run(self) -> None: ...
     def submit(
@@ -115,6 +135,10 @@ class Engine:
         notify: Callable[[], Any] | None = None,
     ) -> Ticket: ...
     def close(self) -> None: ...
+    def set_policy(
+        self, policy: str, *, confidence_threshold: float | None = None, cost_table: CostTable | None = None
+    ) -> None: ...
+    def cost_table(self) -> CostTable | None: ...
     def stats(self) -> dict[str, Any]: ...
 
 def accept_batch(

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 use crate::engine::Request;
+use crate::schedule::Policy;
 
 /// The engine's door: any thread may submit, wake or close it.
 #[derive(Default)]
@@ -12,6 +13,8 @@ pub struct Queue {
     waiting: Mutex<VecDeque<Request>>,
     changed: Condvar,
     closed: AtomicBool,
+    /// The policy from the next round on, if it changes.
+    policy: Mutex<Option<Policy>>,
 }
 
 impl Queue {
@@ -31,6 +34,16 @@ impl Queue {
         let _waiting = self.lock();
         self.closed.store(true, Ordering::SeqCst);
         self.changed.notify_all();
+    }
+
+    /// Sets another policy, in force from the next round on.
+    pub fn set_policy(&self, policy: Policy) {
+        *self.policy.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(policy);
+    }
+
+    /// The policy that was set since the last look.
+    pub(super) fn take_policy(&self) -> Option<Policy> {
+        self.policy.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
     /// Whether [`Self::close`] was called.

@@ -151,7 +151,7 @@ pub fn engine(rule: Rule, block_size: usize, runner: ToyRunner) -> (Engine<ToyRu
         gamma: GAMMA,
         block_size,
         markov_candidates: None,
-        temperatures: None,
+        calibrations: Vec::new(),
         max_batch_size: 8,
         prefill_chunk_size: 5,
         max_kv_tokens: 4096,
