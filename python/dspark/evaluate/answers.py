@@ -30,7 +30,7 @@ class Answer:
     @classmethod
     def of(cls, prompt: int, result: GenerationResult) -> Answer:
         """Of a result of the engine. Rounds of plain decoding say nothing."""
-        rounds = result.rounds if result.speculation == "on" else ()
+        rounds = () if result.speculation.startswith("off") else result.rounds
         looping = is_looping(result.token_ids)
         return cls(prompt, len(result.token_ids), rounds, result.timing.total_s, looping)
 
