@@ -162,7 +162,8 @@ def test_law_of_the_text(name: str, tmp_path: Path) -> None:
     nested = write_draft(tmp_path / "nested", 5, head=head)
     draft = as_speculators(nested, tmp_path / "draft", [1, 2, 4], 5, sample_from_anchor=head != "rnn")
     params = SamplingParams(max_tokens=LENGTH, n=1500, seed=len(name), **sampling)
-    with DSparkDecoder.from_pretrained(path, draft, policy="fixed", max_batch_size=256, **options) as decoder:
+    options = {"policy": "fixed", "max_batch_size": 256, **options}
+    with DSparkDecoder.from_pretrained(path, draft, **options) as decoder:
         found: list[Counter[tuple[int, ...]]] = sampled(decoder, params)
     target = load_target(path)
     for prompt, counts in zip(PROMPTS, found, strict=True):

@@ -126,7 +126,9 @@ def test_law_of_the_text(pair: tuple[Path, Path], name: str, runs: int) -> None:
     options, sampling = CASES[name]
     target = load_target(pair[0])
     pooled: list[Counter[tuple[int, ...]]] = [Counter() for _ in PROMPTS]
-    with DSparkDecoder.from_pretrained(*pair, policy="fixed", max_batch_size=256, **options) as decoder:
+    with DSparkDecoder.from_pretrained(
+        *pair, **{"policy": "fixed", "max_batch_size": 256, **options}
+    ) as decoder:
         for run in range(runs):
             params = SamplingParams(max_tokens=LENGTH, n=PER_PROMPT, seed=1000 * run + len(name), **sampling)
             for total, counts in zip(pooled, sampled(decoder, params), strict=True):

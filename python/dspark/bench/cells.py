@@ -35,7 +35,7 @@ class Grid:
     temperatures: Sequence[float] = (0.0, 0.7)
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32)
     policies: Sequence[str] = POLICIES
-    turns: int = 7
+    turns: int = 9
     tokens: int = 64
     """Per request."""
     threshold: float = 0.5

@@ -26,10 +26,10 @@ HELP = "measure what speculation is worth on this machine"
 _USUAL: dict[str, Any] = {
     "batches": [1, 2, 4, 8, 16, 32],
     "temperatures": [0.0, 0.7],
-    "turns": 7,
+    "turns": 9,
     "tokens": 64,
 }
-_SHORT: dict[str, Any] = {"batches": [1, 8, 32], "temperatures": [0.7], "turns": 3, "tokens": 48}
+_SHORT: dict[str, Any] = {"batches": [1, 8, 32], "temperatures": [0.7], "turns": 5, "tokens": 48}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--policies", nargs="+", metavar="P", help=f"beside plain decoding (default: {' '.join(POLICIES)})"
     )
-    work.add_argument("--turns", type=int, metavar="N", help="times that each cell is measured (default: 7)")
+    work.add_argument("--turns", type=int, metavar="N", help="times that each cell is measured (default: 9)")
     work.add_argument("--tokens", type=int, metavar="N", help="tokens per request (default: 64)")
     work.add_argument("--plot", type=Path, metavar="FILE", help="draw the speeds as FILE.png or FILE.svg")
     rounds = add_model_options(parser)

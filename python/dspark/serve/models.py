@@ -78,6 +78,8 @@ class Models:
         if draft_path is not None and draft_model is not None:
             calibrations = draft_calibrations(draft_path / FILE_NAME, draft_model.config, block_size)
         switched_off: list[str] = []
+        if (reason := getattr(model, "unforkable", None)) is not None:
+            switched_off.append(f"prefix reuse: {reason}")
         tokenizer = None
         if (target_path / "tokenizer.json").exists():  # a damaged one is an error
             tokenizer = Tokenizer.from_directory(target_path)

@@ -32,17 +32,12 @@ class Costs:
     """What measuring took."""
 
     def table(self) -> _core.CostTable:
-        """The table: a rising curve of tokens, and what each further request adds."""
-        alone = {tokens: seconds for tokens, requests, seconds in self.passes if requests == 1}
-        extra = [
-            (seconds - alone[tokens]) / (requests - 1)
-            for tokens, requests, seconds in self.passes
-            if requests > 1 and tokens in alone
-        ]
-        return _core.CostTable(
-            list(alone.items()),
-            round_seconds=self.draft[0][1],
-            request_seconds=max(0.0, sum(extra) / len(extra)) if extra else 0.0,
+        """The table: a rising curve of tokens, what each further request adds, and what drafting costs."""
+        return _core.CostTable.fit(
+            self.passes,
+            draft=self.draft,
+            token_seconds=self.token_seconds,
+            feed_seconds=self.feed_seconds,
         )
 
     def to_json(self) -> dict[str, Any]:
