@@ -15,6 +15,7 @@ from dspark import _core
 from dspark.errors import CapacityError, DSparkError, RequestError
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
+from dspark.serve.calibration import InForce, in_force
 from dspark.serve.costs import CostSource, obtain
 from dspark.serve.engine import EngineThread
 from dspark.serve.models import Models
@@ -37,17 +38,19 @@ class DSparkDecoder:
     def __init__(self, load: Callable[[], Models], options: Options) -> None:
         """`load` gives the models; it is called on the engine's thread, and what it raises is raised here."""
 
-        source: list[CostSource | None] = []
+        found: list[tuple[InForce, CostSource | None]] = []
 
         def make() -> tuple[Models, _core.Engine]:
             models = load()
+            calibration = in_force(options, models)
             costs = obtain(models, options)
-            source.append(costs)
-            return models, options.engine(models, None if costs is None else costs.table)
+            found.append((calibration, costs))
+            table = None if costs is None else costs.table
+            return models, options.engine(models, table, calibration.calibrations)
 
         self._options = options
         self._engine = EngineThread(make)
-        self._costs = source[0]
+        self._calibration, self._costs = found[0]
         self._models = self._engine.models
 
     @classmethod
@@ -61,7 +64,7 @@ class DSparkDecoder:
         policy: str = "throughput",
         confidence_threshold: float | None = None,
         cost_table: _core.CostTable | None = None,
-        calibration: _core.Calibration | None = None,
+        calibration: _core.Calibration | str | PathLike[str] | None = None,
         block_size: int | None = None,
         markov_candidates: int | None = None,
         acceptance: str = "rejection",
@@ -83,7 +86,10 @@ class DSparkDecoder:
         before the first confidence below `confidence_threshold`); `cost_table`, what "throughput" plans by in
         place of a measurement (with a draft and without a table, passes are timed at the start, which takes a
         second at most and is kept on disk);
-        `calibration` of the confidence head; `block_size`, tokens to draft per round at most;
+        `calibration` of the confidence head, one for every request or the path of a file that
+        `dspark calibrate` wrote (default: for policy "throughput" the draft's own `calibration.json`, if
+        there is one; the others take the head's own confidences); `block_size`, tokens to draft per round at
+        most;
         `markov_candidates`, restricts each step of the Markov chain to that many candidates; `acceptance`
         ("rejection", "block" or "coupled"); `max_batch_size` requests at once; `max_model_len`, the
         context window; `max_kv_tokens`, positions in the caches over all running requests (a request
@@ -206,7 +212,12 @@ class DSparkDecoder:
     def info(self) -> dict[str, Any]:
         """What runs where and why: models, devices, attention, policy, and what is switched off."""
         costs = None if self._costs is None else self._costs.source
-        return {**self._models.info(), **self._options.info(self._models), "cost_table": costs}
+        return {
+            **self._models.info(),
+            **self._options.info(self._models),
+            "calibration": self._calibration.info(),
+            "cost_table": costs,
+        }
 
     def stats(self) -> dict[str, Any]:
         """Running counts since the start: requests, tokens, rounds, acceptance, time in each phase."""

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg")
 
 
+def require_matplotlib() -> None:
+    """Raises `ConfigError` where matplotlib is missing."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("plots need matplotlib: pip install 'dspark[plots]'")
+
+
 def check_plot(path: Path | None) -> None:
     """Raises `ConfigError` if no plot could be written there; best before the work that it is to show."""
     if path is None:
         return
-    if find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install 'dspark[plots]'")
+    require_matplotlib()
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"a plot is a file that ends in {' or '.join(SUFFIXES)}, not {path}")
     if not path.absolute().parent.is_dir():

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from dspark import __version__
-from dspark.cli import audit, bench, chat, export, generate, inspect, profile
+from dspark.cli import audit, bench, calibrate, chat, evaluate, export, generate, inspect, profile
 from dspark.cli.show import print_json, say
 from dspark.cli.streams import check_output, discard, write
 from dspark.errors import ConfigError, DSparkError
@@ -27,6 +27,8 @@ _COMMANDS = {
     "inspect": inspect,
     "export": export,
     "audit": audit,
+    "calibrate": calibrate,
+    "evaluate": evaluate,
     "profile": profile,
     "bench": bench,
 }

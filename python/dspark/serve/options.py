@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from dspark import _core
@@ -34,7 +36,7 @@ class Options:
     policy: str = "throughput"
     confidence_threshold: float | None = None
     cost_table: _core.CostTable | None = None
-    calibration: _core.Calibration | None = None
+    calibration: _core.Calibration | str | PathLike[str] | None = None
     block_size: int | None = None
     markov_candidates: int | None = None
     acceptance: str = "rejection"
@@ -79,11 +81,16 @@ class Options:
         """Positions of all running requests at most; by default one request of the whole window fits."""
         return self.max_kv_tokens or max(DEFAULT_KV_TOKENS, 2 * self.window(models))
 
-    def engine(self, models: Models, costs: _core.CostTable | None) -> _core.Engine:
+    def engine(
+        self,
+        models: Models,
+        costs: _core.CostTable | None,
+        calibrations: Sequence[tuple[float | None, _core.Calibration]] = (),
+    ) -> _core.Engine:
         """The Rust engine; raises `ConfigError` for what does not fit.
 
         `costs` is what the throughput policy plans by (`dspark.serve.costs.obtain`); without a draft there is
-        nothing to plan.
+        nothing to plan. `calibrations` are by sampling temperature (`dspark.serve.calibration.in_force`).
         """
         if self.max_model_len is not None and self.max_model_len > models.window:
             raise ConfigError(
@@ -107,7 +114,7 @@ class Options:
             confidence_threshold=self.confidence_threshold,
             cost_table=costs if models.draft is not None else None,
             markov_candidates=self.markov_candidates,
-            calibrations=[] if self.calibration is None else [(None, self.calibration)],
+            calibrations=calibrations,
         )
 
     def info(self, models: Models) -> dict[str, Any]:
