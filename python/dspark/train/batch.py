@@ -34,7 +34,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """Where blocks start: `positions` `[B, N]`, ascending in each row, and which of them are real (`kept`)."""
+    """Where blocks start: `positions` `[B, N]`, ascending in each row; the real ones are `kept` `[B, N]`."""
 
     positions: Tensor
     kept: Tensor
@@ -94,7 +94,7 @@ def choose_anchors(
     Args:
         failed: of each sequence, positions `[F]` of tokens by which the target replaced a drafted one.
     """
-    rows, length = answers.shape
+    rows = answers.shape[0]
     positions = torch.zeros(rows, count, dtype=torch.int64)
     kept = torch.zeros(rows, count, dtype=torch.bool)
     possible = (answers[:, :-1] & answers[:, 1:]).cpu()

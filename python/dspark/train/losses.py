@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +26,8 @@ class Objective:
         position_weights: "decay", or "dpace".
         dpace_smoothing: a of D-PACE's (1 - a) q + a.
         early_cross_entropy, early_share: another factor of the cross-entropy, with the rest of 1 for the
-            distance, in the first part of the run: total variation has weak gradients while the draft is poor.
-            None: the same all along.
+            distance, in the first part of the run: total variation has weak gradients while the draft is
+            poor. None: the same all along.
     """
 
     cross_entropy: float = 0.1
@@ -46,8 +47,7 @@ class Objective:
         return early, 1.0 - early, self.confidence
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """Weighted sums of the losses over some blocks, and what is worth watching.
 
     Attributes:
