@@ -31,9 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="run the gates on OUTPUT/draft (or --start) and train nothing"
     )
-    parser.add_argument(
-        "--generate-only", action="store_true", help="make conversations and train nothing"
-    )
+    parser.add_argument("--generate-only", action="store_true", help="make conversations and train nothing")
     _data(parser)
     _shape(parser)
     _objective(parser)
@@ -50,19 +48,34 @@ def _data(parser: argparse.ArgumentParser) -> None:
     add("--self-prompts", type=int, default=0, metavar="N", help="prompts that the target makes up")
     add("--openers", metavar="FILE", help="lines with which made-up prompts start")
     add("--generate-with", metavar="DRAFT", help="generate with this draft and note where it failed")
-    add("--temperature", type=float, nargs="+", default=[0.7], metavar="T", help="of answers, or lowest and highest")
+    add(
+        "--temperature",
+        type=float,
+        nargs="+",
+        default=[0.7],
+        metavar="T",
+        help="of answers, or lowest and highest",
+    )
     add("--top-p", type=float, metavar="P", help="of answers")
     add("--top-k", type=int, metavar="K", help="of answers")
     add("--max-tokens", type=int, default=256, metavar="N", help="of an answer")
     add("--batch-size", type=int, default=32, metavar="N", help="answers generated at once")
     add("--max-length", type=int, default=1024, metavar="N", help="tokens of a conversation")
-    add("--held-out", type=float, default=0.05, metavar="SHARE", help="share of the prompts kept for evaluation")
+    add(
+        "--held-out",
+        type=float,
+        default=0.05,
+        metavar="SHARE",
+        help="share of the prompts kept for evaluation",
+    )
     add("--cache", metavar="DIR", help="keep the target's hidden states here (default: compute on the fly)")
     add("--cache-limit", type=float, default=4.0, metavar="GB", help="refuse a larger cache")
 
 
 def _shape(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("draft", "The shape of a new draft; what is not given follows the target.")
+    group = parser.add_argument_group(
+        "draft", "The shape of a new draft; what is not given follows the target."
+    )
     add = group.add_argument
     add("--layers", type=int, default=5, metavar="N", help="draft layers")
     add("--taps", type=int, nargs="+", metavar="L", help="target layers to read (-1: embeddings)")
@@ -90,7 +103,13 @@ def _objective(parser: argparse.ArgumentParser) -> None:
     add("--early-ce", type=float, metavar="A", help="factor of the cross-entropy in the first quarter")
     add("--detach-confidence", action="store_true", help="keep the confidence loss out of the backbone")
     add("--anchors", type=int, default=512, metavar="N", help="blocks per sequence")
-    add("--failed-anchors", type=float, default=0.0, metavar="SHARE", help="of them where verify passes failed")
+    add(
+        "--failed-anchors",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of them where verify passes failed",
+    )
     add("--context-noise", type=float, default=0.0, metavar="S", help="uniform noise on the taps")
 
 

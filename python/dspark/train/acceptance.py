@@ -78,7 +78,7 @@ class HeldOut:
         if t == 0.0:
             drafted = outputs.logits.argmax(-1)
             return ((drafted if ids is None else ids[drafted]) == one.argmax[rows]).float()
-        needed, at = rows.unique(return_inverse=True)
+        needed, at = torch.unique(rows, return_inverse=True)
         logits = teacher_logits(one.batch.hidden.flatten(0, 1)[needed], self._head) / t
         law = TeacherLaw.of_logits(logits, one.normalisers[t][needed])
         drafts = outputs.logits.flatten(0, 1).float() / t
@@ -94,7 +94,9 @@ def _held(batch: Batch, anchors: Anchors, teacher: Teacher, temperatures: Sequen
     normalisers = {t: hidden.new_zeros(len(hidden), dtype=torch.float32) for t in temperatures}
     argmax = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
     with torch.inference_mode():
-        pieces = [(some, teacher.target.project(hidden[some]).float()) for some in rows.split(ROWS_AT_ONCE)]
+        pieces = [
+            (some, teacher.target.project(hidden[some]).float()) for some in torch.split(rows, ROWS_AT_ONCE)
+        ]
     for some, logits in pieces:
         argmax[some] = logits.argmax(-1)
         for t in temperatures:

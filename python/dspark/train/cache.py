@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -79,7 +78,7 @@ class StateCache:
             self._take(file)
 
     def _take(self, file: Path) -> None:
-        with safe_open(file, "pt") as stored:  # type: ignore[no-untyped-call]
+        with safe_open(file, "pt") as stored:
             keys = json.loads(stored.metadata()["conversations"])
         start = 0
         for key, length in keys:
@@ -122,7 +121,7 @@ class StateCache:
         keys = [(one.key(), len(one.tokens)) for one in shard]
         fresh = file.with_suffix(".new")
         save_file(tensors, fresh, metadata={"conversations": json.dumps(keys)})
-        os.replace(fresh, file)
+        fresh.replace(file)
         self._take(file)
 
     def states(self, conversations: Sequence[Conversation]) -> list[States]:
@@ -135,7 +134,7 @@ class StateCache:
         except KeyError:
             raise CheckpointError(f"{self.directory}: has no states of conversation {one.key()}") from None
         if file not in self._open:
-            self._open[file] = safe_open(file, "pt")  # type: ignore[no-untyped-call]
+            self._open[file] = safe_open(file, "pt")
         stored, rows = self._open[file], slice(start, start + length)
         return States(*(stored.get_slice(name)[rows] for name in ("taps", "hidden", "normalisers")))
 
@@ -143,4 +142,4 @@ class StateCache:
 def _write(file: Path, text: str) -> None:
     fresh = file.with_suffix(".new")
     fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, file)
+    fresh.replace(file)

@@ -42,7 +42,7 @@ def save_state(
             os.fsync(stream.fileno())
         if current.exists():
             _keep(current, directory / PREVIOUS)
-        os.replace(fresh, current)
+        fresh.replace(current)
     world.wait()
 
 

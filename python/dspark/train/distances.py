@@ -46,9 +46,7 @@ def distances(logits: Tensor, law: TeacherLaw, rows: Tensor, tokens: Tensor) -> 
     Returns:
         Both `[R]`, f32, differentiable in `logits`. The acceptance rate of a slot is 1 - L1 / 2.
     """
-    found: tuple[Tensor, Tensor] = _Distances.apply(  # type: ignore[no-untyped-call]
-        logits, law.probabilities, law.missing, rows, tokens
-    )
+    found: tuple[Tensor, Tensor] = _Distances.apply(logits, law.probabilities, law.missing, rows, tokens)
     return found
 
 

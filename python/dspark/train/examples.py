@@ -42,9 +42,7 @@ def seeded(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(seed) & (2**63 - 1))
 
 
-def collate(
-    conversations: Sequence[Conversation], states: Sequence[States], device: torch.device
-) -> Batch:
+def collate(conversations: Sequence[Conversation], states: Sequence[States], device: torch.device) -> Batch:
     """Conversations and their states, padded on the right to the longest."""
     longest = max(len(one.tokens) for one in conversations)
     ids = torch.zeros(len(conversations), longest, dtype=torch.int64)

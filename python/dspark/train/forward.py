@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dspark.draft import DSparkDraftModel
-from dspark.layers.decoder import Attend
+from dspark.layers.decoder import Attend, DecoderLayer, decoder_layers
 from dspark.layers.rotary import RotaryTable
 from dspark.train.attention import BlockAttention, block_attention, kind_for
 from dspark.train.batch import Anchors, Batch, Labels, label_blocks
@@ -68,12 +68,12 @@ class TrainingPass(nn.Module):
         kind = self.attention or kind_for(ids.device)
         attention = block_attention(anchors, length, width, kind)
         x = draft.embed(ids.flatten())
-        for layer in draft.layers:
+        for layer in decoder_layers(draft.layers):
             x = layer(x, rotation, self._attend(layer, context, context_rotation, attention, count))
         return draft.norm(x).view(count, blocks, width, -1)  # type: ignore[no-any-return]
 
     def _attend(
-        self, layer: nn.Module, context: Tensor, rotation: Tensor, attention: BlockAttention, count: int
+        self, layer: DecoderLayer, context: Tensor, rotation: Tensor, attention: BlockAttention, count: int
     ) -> Attend:
         """The layer's context keys and values are made here, inside its own forward: sharded parameters are
         whole only there."""
@@ -81,10 +81,14 @@ class TrainingPass(nn.Module):
 
         def attend(heads: Tensor) -> Tensor:
             heads = heads.view(count, -1, heads.shape[1], heads.shape[2])
-            sizes = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-            queries, keys, values = heads.split(sizes, 2)
-            context_keys = module.keys(context, rotation).unflatten(0, (count, -1))
-            context_values = module.values(context).unflatten(0, (count, -1))
+            sizes = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
+            queries, keys, values = torch.split(heads, sizes, 2)
+            context_keys = module.keys(context, rotation).view(
+                count, -1, config.num_key_value_heads, config.head_dim
+            )
+            context_values = module.values(context).view(
+                count, -1, config.num_key_value_heads, config.head_dim
+            )
             kind = queries.dtype
             out = attention(queries, context_keys.to(kind), context_values.to(kind), keys, values)
             return out.flatten(0, 1)
@@ -93,7 +97,7 @@ class TrainingPass(nn.Module):
 
     def _heads(self, hidden: Tensor, labels: Labels) -> BlockOutputs:
         draft = self.draft
-        logits = draft.project(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+        logits = draft.project(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
         markov, head = draft.markov_head, draft.confidence_head
         if markov is not None:
             logits = markov.block(logits, labels.previous, hidden)

@@ -129,8 +129,6 @@ class Loop:
         found = self._evaluate()
         if self._log is None or not found:
             return
-        self._log.write(
-            at.step, {"held_out": found, "tokens": at.tokens, "hours": at.seconds / 3600}
-        )
+        self._log.write(at.step, {"held_out": found, "tokens": at.tokens, "hours": at.seconds / 3600})
         lengths = ", ".join(f"{v['expected_length']:.3f} at temperature {t}" for t, v in found.items())
         self._say(f"step {at.step:,}: held-out expected acceptance length {lengths}")

@@ -59,7 +59,7 @@ def _board(directory: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ConfigError("TensorBoard is not installed: pip install 'dspark[train]'") from error
-    return SummaryWriter(directory, purge_step=step + 1)  # type: ignore[no-untyped-call]
+    return SummaryWriter(directory, purge_step=step + 1)
 
 
 def duration(seconds: float) -> str:

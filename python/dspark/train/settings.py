@@ -113,9 +113,7 @@ class Settings:
             if not 0.0 <= share < 1.0 and not (name == "failed_anchors" and share == 1.0):
                 raise ConfigError(f"{name} is {share}; expected a share from 0 to below 1")
         if self.goal.position_weights not in ("decay", "dpace"):
-            raise ConfigError(
-                f"position_weights must be decay or dpace, not {self.goal.position_weights!r}"
-            )
+            raise ConfigError(f"position_weights must be decay or dpace, not {self.goal.position_weights!r}")
         if not self.learning_rate > 0:
             raise ConfigError(f"learning_rate is {self.learning_rate}; expected a number above 0")
         if any(t <= 0 for t in self.temperatures):

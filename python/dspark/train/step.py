@@ -53,7 +53,7 @@ class LossPass(nn.Module):
         outputs = self.training_pass(batch, anchors, width)
         labels = outputs.labels
         # Each row of the teacher once, however many blocks read it.
-        needed, rows = labels.positions.unique(return_inverse=True)
+        needed, rows = torch.unique(labels.positions, return_inverse=True)
         logits = teacher_logits(batch.hidden.flatten(0, 1)[needed], self._head)
         law = TeacherLaw.of_logits(logits, batch.normalisers.flatten()[needed])
         return loss_terms(outputs, law, rows, self.said(labels.tokens), goal)

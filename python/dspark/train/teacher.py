@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.errors import NumericsError
+from dspark.errors import ConfigError, NumericsError
 from dspark.target.protocol import Target
 from dspark.train.data.conversations import Conversation
 
@@ -44,10 +44,11 @@ class Teacher:
             ids = torch.cat([torch.from_numpy(one.tokens) for one in conversations]).to(self.target.device)
             segments = [(self.target.new_cache(), length) for length in lengths]
             hidden, taps = self.target(ids, segments, self.taps, "hidden")
+            if taps is None:
+                raise ConfigError("a draft reads at least one tap")
             found = []
-            for one, last, tapped in zip(
-                conversations, hidden.split(lengths), taps.split(lengths), strict=True  # type: ignore[union-attr]
-            ):
+            parts = zip(conversations, torch.split(hidden, lengths), torch.split(taps, lengths), strict=True)
+            for one, last, tapped in parts:
                 normalisers = torch.zeros(len(last), dtype=torch.float32, device=last.device)
                 first = one.answers[0][0] - 1  # the row that predicts the first answer token
                 for start in range(max(first, 0), len(last), ROWS_AT_ONCE):
@@ -57,4 +58,4 @@ class Teacher:
                     raise NumericsError(f"the target gave a NaN or an infinity on conversation {one.key()}")
                 found.append((tapped, last, normalisers))
         # Copies outside of inference mode: what autograd saves must be ordinary tensors.
-        return [States(*(tensor.clone() for tensor in parts)) for parts in found]
+        return [States(*(tensor.clone() for tensor in tensors)) for tensors in found]

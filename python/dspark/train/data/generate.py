@@ -118,9 +118,7 @@ def invent(
         seeded = np.random.default_rng((seed, number))
         opener = openers[int(seeded.integers(len(openers)))].rstrip() if openers else ""
         starts.append(opener)
-    prompts = [
-        tokenizer.backend.encode(opening + opener, add_special_tokens=False).ids for opener in starts
-    ]
+    prompts = [tokenizer.backend.encode(opening + opener, add_special_tokens=False).ids for opener in starts]
     params = [sampling.params(seed, number, 1 << 20) for number in numbers]
     end = closing.strip().split("\n")[0]
     asked = []

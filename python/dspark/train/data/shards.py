@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,7 +44,7 @@ class Shards:
         else:
             fresh = said.with_suffix(".new")
             fresh.write_text(json.dumps(settings, indent=2), encoding="utf-8")
-            os.replace(fresh, said)
+            fresh.replace(said)
 
     def file(self, number: int) -> Path:
         """Where shard `number` is, or will be."""
@@ -80,4 +79,4 @@ class Shards:
         }
         fresh = self.file(number).with_suffix(".new")
         save_file(tensors, fresh)
-        os.replace(fresh, self.file(number))
+        fresh.replace(self.file(number))
