@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -134,7 +135,7 @@ def test_the_rate_warms_up_and_falls_to_nothing() -> None:
     assert max(found) == pytest.approx(1.0)
     assert found.index(max(found)) in (9, 10)
     assert found[-1] < 0.001
-    assert all(a >= b for a, b in zip(found[10:], found[11:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(found[10:]))
 
 
 def test_every_epoch_shows_everything_once() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from training import small_run, write_chats
 
 from dspark import DSparkDecoder, SamplingParams
 from dspark.draft import load_draft
@@ -18,6 +17,7 @@ from dspark.errors import CapacityError, CheckpointError, ConfigError
 from dspark.target import load_target
 from dspark.train.checkpoint import read_state
 from dspark.train.run import train
+from training import small_run, write_chats
 
 TARGET = Path(__file__).parents[1] / "python" / "dspark" / "pretrained" / "tiny" / "target"
 

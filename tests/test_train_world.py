@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from torch import Tensor
-from training import small_run, write_chats
 
 from dspark import DSparkDecoder
 from dspark.train.checkpoint import read_state
 from dspark.train.run import train
+from training import small_run, write_chats
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = """
@@ -37,9 +37,7 @@ def weights(output: Path) -> dict[str, Tensor]:
 def two_processes(output: Path, chats: Path, how: str, steps: int = 3) -> None:
     script = output.with_suffix(".py")
     script.write_text(
-        SCRIPT.format(
-            tests=str(ROOT / "tests"), output=str(output), chats=str(chats), how=how, steps=steps
-        )
+        SCRIPT.format(tests=str(ROOT / "tests"), output=str(output), chats=str(chats), how=how, steps=steps)
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
@@ -59,7 +57,7 @@ def test_two_processes_give_the_weights_of_one(
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert one.keys() == two.keys()
     for name in one:
-        # Adam divides by the root of the squared gradient: what differs in the last bit there may differ more.
+        # Adam divides by the root of the squared gradient: what differs in the last bit differs more after it.
         assert float((one[name] - two[name]).abs().max()) < 1e-5, name
     train(small_run(tmp_path / "other", chats, pace={"steps": 3}, seed=1), print)
     assert max(float((one[n] - w).abs().max()) for n, w in weights(tmp_path / "other").items()) > 1e-3

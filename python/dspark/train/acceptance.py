@@ -71,6 +71,8 @@ class HeldOut:
                 for t in sums:
                     sums[t].add(self._accepted(one, outputs, training.draft.target_ids, t), outputs)
         training.train(was_training)
+        if hasattr(training, "reshard"):  # sharded: else only a backward pass would
+            training.reshard()  # type: ignore[operator]
         return {f"{t:g}": found.result() for t, found in sums.items()}
 
     def _accepted(self, one: _Held, outputs: BlockOutputs, ids: Tensor | None, t: float) -> Tensor:

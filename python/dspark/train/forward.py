@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,7 @@ from dspark.train.attention import BlockAttention, block_attention, kind_for
 from dspark.train.batch import Anchors, Batch, Labels, label_blocks
 
 
-@dataclass(frozen=True, slots=True)
-class BlockOutputs:
+class BlockOutputs(NamedTuple):
     """Of the M kept blocks of width K.
 
     Attributes:

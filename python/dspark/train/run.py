@@ -194,7 +194,7 @@ def _train(settings: Settings, ready: Prepared, say: Say) -> dict[str, Any]:
     source = states_of(settings, ready, say)
     attention = settings.attention
     loss_pass = loss_pass_of(draft, detach_confidence=settings.detach_confidence, attention=attention)
-    module = distribute(loss_pass, list(draft.layers), world, settings.parallel)
+    module = distribute(loss_pass, loss_pass.training_pass, list(draft.layers), world, settings.parallel)
     optimiser = Optimiser(
         trained_parameters(draft),
         muon=settings.muon,

@@ -61,9 +61,12 @@ def join(device: torch.device) -> World:
     return World(dist.get_rank(), size, device)
 
 
-def distribute(module: nn.Module, layers: list[nn.Module], world: World, how: str) -> nn.Module:
+def distribute(
+    module: nn.Module, inner: nn.Module, layers: list[nn.Module], world: World, how: str
+) -> nn.Module:
     """The module for this world: itself alone, under DistributedDataParallel ("ddp"), or sharded in place
-    ("fsdp", torch's FSDP2), each of `layers` by itself."""
+    ("fsdp", torch's FSDP2): each of `layers` by itself, and what else `inner` has, which holds all parameters
+    and may be called without `module`."""
     if how not in ("ddp", "fsdp"):
         raise ConfigError(f"parallel must be ddp or fsdp, not {how!r}")
     if world.size == 1:
@@ -74,7 +77,7 @@ def distribute(module: nn.Module, layers: list[nn.Module], world: World, how: st
 
     for layer in layers:
         fully_shard(layer)
-    fully_shard(module)
+    fully_shard(inner)
     return module
 
 
