@@ -57,7 +57,7 @@ def test_two_processes_give_the_weights_of_one(
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert one.keys() == two.keys()
     for name in one:
-        # Adam divides by the root of the squared gradient: what differs in the last bit differs more after it.
+        # Adam divides by the root of the squared gradient: rounding grows there.
         assert float((one[name] - two[name]).abs().max()) < 1e-5, name
     train(small_run(tmp_path / "other", chats, pace={"steps": 3}, seed=1), print)
     assert max(float((one[n] - w).abs().max()) for n, w in weights(tmp_path / "other").items()) > 1e-3

@@ -118,7 +118,7 @@ def invent(
         seeded = np.random.default_rng((seed, number))
         opener = openers[int(seeded.integers(len(openers)))].rstrip() if openers else ""
         starts.append(opener)
-    prompts = [tokenizer.backend.encode(opening + opener, add_special_tokens=False).ids for opener in starts]
+    prompts = [tokenizer.encode_chat(opening + opener) for opener in starts]
     params = [sampling.params(seed, number, 1 << 20) for number in numbers]
     end = closing.strip().split("\n")[0]
     asked = []
@@ -136,8 +136,7 @@ def user_tags(decoder: DSparkDecoder) -> tuple[str, str]:
         ConfigError: the template does not write the turn as it is.
     """
     tokenizer = decoder.models.require_tokenizer()
-    ids = tokenizer.render_chat([{"role": "user", "content": MARK}])
-    text = tokenizer.decode(ids, skip_special_tokens=False)
+    text = tokenizer.chat_text([{"role": "user", "content": MARK}])
     before, mark, after = text.partition(MARK)
     if not mark:
         raise ConfigError("the target's chat template rewrites users' turns: no prompts can be made up")

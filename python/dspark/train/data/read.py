@@ -35,11 +35,24 @@ class ChatMarks:
                 "questions: give token ids with answer_start"
             )
 
-    def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
-        """A chat whose answers the target gave."""
-        return self.of_tokens(
-            np.array(self._tokenizer.render_chat(messages, add_generation_prompt=False), np.int64)
-        )
+    def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> Iterator[Conversation]:
+        """A chat whose answers the target gave: every answer is a conversation of its own, with what came
+        before it as its prompt, tokenised apart as in use."""
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant" or index == 0:
+                continue
+            prompt = self._tokenizer.chat_text(messages[:index])
+            text = self._tokenizer.chat_text(messages[: index + 1], add_generation_prompt=False)
+            if not text.startswith(prompt):
+                raise CheckpointError(
+                    f"the chat template does not write message {index} behind what it writes before an "
+                    "answer: give token ids with answer_start"
+                )
+            before = self._tokenizer.encode_chat(prompt)
+            answer = self._tokenizer.encode_chat(text[len(prompt) :])
+            stop = next((i + 1 for i, token in enumerate(answer) if token in self.ends), len(answer))
+            tokens = np.array([*before, *answer[:stop]], np.int64)
+            yield Conversation(tokens, ((len(before), len(tokens)),))
 
     def of_tokens(self, tokens: Tokens) -> Conversation:
         """A chat as token ids. End tokens that fill its end are cut, but one."""
@@ -91,13 +104,11 @@ def _of_jsonl(file: Path, marks: ChatMarks | None) -> Iterator[Conversation]:
                 tokens = np.array(value["token_ids"], np.int64)
                 yield Conversation(tokens, ((int(value["answer_start"]), len(tokens)),))
             else:
-                yield _needed(marks, file).of_messages(value["messages"])
+                yield from _needed(marks, file).of_messages(value["messages"])
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{where}: expected an object with messages, or token_ids and answer_start ({error!r})"
             ) from error
-        except CheckpointError:
-            raise
         except DSparkError as error:
             raise CheckpointError(f"{where}: {error}") from error
 
