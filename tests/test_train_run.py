@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from dspark import DSparkDecoder, SamplingParams
@@ -176,3 +177,14 @@ def test_a_run_can_start_from_a_draft(tmp_path: Path, chats: Path, finished: Pat
     was, now = weights(finished), weights(tmp_path / "run")
     assert was.keys() == now.keys()
     assert all(torch.allclose(was[name], now[name], atol=5e-3, rtol=1e-2) for name in was)  # bf16 between
+
+
+def test_layers_may_start_as_the_target_s(tmp_path: Path, chats: Path) -> None:
+    settings = small_run(tmp_path / "run", chats, start_layers=(4,), learning_rate=1e-12)
+    train(settings, print)
+    stored = load_file(TARGET / "model.safetensors")
+    found = weights(tmp_path / "run")
+    name = "layers.{}.self_attn.q_proj.weight"
+    assert torch.allclose(found[name.format(0)], stored["model." + name.format(4)], atol=1e-6)
+    with pytest.raises(ConfigError, match="start_layers"):
+        train(small_run(tmp_path / "two", chats, start_layers=(3, 4)), print)

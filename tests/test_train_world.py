@@ -35,10 +35,14 @@ def weights(output: Path) -> dict[str, Tensor]:
 
 
 def two_processes(output: Path, chats: Path, how: str, steps: int = 3) -> None:
-    script = output.with_suffix(".py")
-    script.write_text(
-        SCRIPT.format(tests=str(ROOT / "tests"), output=str(output), chats=str(chats), how=how, steps=steps)
+    launch(
+        output.with_suffix(".py"),
+        SCRIPT.format(tests=str(ROOT / "tests"), output=str(output), chats=str(chats), how=how, steps=steps),
     )
+
+
+def launch(script: Path, text: str) -> None:
+    script.write_text(text)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -61,3 +65,30 @@ def test_two_processes_give_the_weights_of_one(
         assert float((one[name] - two[name]).abs().max()) < 1e-5, name
     train(small_run(tmp_path / "other", chats, pace={"steps": 3}, seed=1), print)
     assert max(float((one[n] - w).abs().max()) for n, w in weights(tmp_path / "other").items()) > 1e-3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_two_processes_resume_to_the_same_weights(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], how: str
+) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=16)
+    two_processes(tmp_path / "whole", chats, how, steps=4)
+    script = (tmp_path / "whole.py").read_text().replace("whole", "broken")
+    dying = script.replace("print)", "dies)").replace("train(small", f"{DIES}\ntrain(small")
+    with pytest.raises(AssertionError, match="killed"):
+        launch(tmp_path / "broken.py", dying)
+    state = read_state(tmp_path / "broken")
+    assert state is not None
+    assert state["run"]["progress"]["step"] == 2
+    launch(tmp_path / "broken.py", script)
+    whole, broken = weights(tmp_path / "whole"), weights(tmp_path / "broken")
+    assert all(float((whole[name] - broken[name]).abs().max()) < 1e-6 for name in whole)
+
+
+DIES = """
+def dies(line):
+    print(line)
+    if line.startswith("step 3/"):
+        raise SystemExit("killed")
+"""

@@ -78,6 +78,14 @@ def _shape(parser: argparse.ArgumentParser) -> None:
     )
     add = group.add_argument
     add("--layers", type=int, default=5, metavar="N", help="draft layers")
+    add(
+        "--start-layers",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="L",
+        help="copies of the target's",
+    )
     add("--taps", type=int, nargs="+", metavar="L", help="target layers to read (-1: embeddings)")
     add("--block-size", type=int, default=7, metavar="N", help="tokens drafted per block")
     add("--training-block-size", type=int, metavar="N", help="block width in training (default: block size)")
@@ -244,5 +252,6 @@ def settings_of(options: argparse.Namespace) -> Settings:
         pace=pace,
         goal=goal,
         save_head=not options.lean,
+        start_layers=tuple(options.start_layers),
         **{name: getattr(options, name) for name in same},
     )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from dspark.checkpoint.load import on_meta, read_tensor
+from dspark.checkpoint.weights import WeightFiles
 from dspark.draft import DSparkDraftModel
 from dspark.draft.config import DraftConfig
 from dspark.draft.gemma4.config import Gemma4DraftConfig
 from dspark.draft.packaging import read_draft_directory
-from dspark.draft.parameters import stored_parameters
+from dspark.draft.parameters import draft_shapes, stored_parameters
 from dspark.draft.vocabulary import OFFSETS, read_target_ids
 from dspark.errors import ConfigError
 from dspark.train.head import embeddings_and_head
@@ -25,10 +27,17 @@ SPREAD = 0.02
 """Standard deviation of new matrices, the `initializer_range` of the published configurations."""
 
 
-def new_draft(config: DraftConfig, target: Path, target_ids: Tensor | None, seed: int) -> DSparkDraftModel:
+def new_draft(
+    config: DraftConfig,
+    target: Path,
+    target_ids: Tensor | None,
+    seed: int,
+    start_layers: Sequence[int] = (),
+) -> DSparkDraftModel:
     """A draft with random matrices, norms of 1 and biases of 0, in float32 on the CPU.
 
-    `target` is the target's directory; `target_ids` the ascending tokens of a reduced vocabulary.
+    `target` is the target's directory; `target_ids` the ascending tokens of a reduced vocabulary;
+    `start_layers` the target's layers that the draft's start as copies of, one for each, or none.
     """
     with on_meta():
         draft = DSparkDraftModel(config)
@@ -43,7 +52,29 @@ def new_draft(config: DraftConfig, target: Path, target_ids: Tensor | None, seed
         elif name.endswith("norm.weight"):
             value.fill_(1.0)
         own[name] = value
+    if start_layers:
+        own |= _copied_layers(config, target, start_layers)
     return _filled(draft, own, target, target_ids)
+
+
+def _copied_layers(config: DraftConfig, target: Path, layers: Sequence[int]) -> dict[str, Tensor]:
+    """The tensors of the target's layers under the draft's names; norms of queries and keys stay new where
+    the target has none."""
+    if len(layers) != config.num_hidden_layers:
+        raise ConfigError(
+            f"start_layers {list(layers)} must name {config.num_hidden_layers} layers of the target, one for "
+            "each of the draft's"
+        )
+    weights = WeightFiles.open(target)
+    found: dict[str, Tensor] = {}
+    for ours, theirs in enumerate(layers):
+        for name, shape in draft_shapes(config, weights).items():
+            prefix = f"layers.{ours}."
+            stored = f"model.layers.{theirs}.{name.removeprefix(prefix)}"
+            optional = name.endswith(("q_norm.weight", "k_norm.weight"))
+            if name.startswith(prefix) and not (optional and stored not in weights):
+                found[name] = read_tensor(weights.check(stored, shape)).float()
+    return found
 
 
 def draft_from(path: Path, target: Path) -> DSparkDraftModel:

@@ -93,7 +93,7 @@ def _draft(
         stored = None if state is None else state["run"]["target_ids"]
         found = frequent_tokens(trained, config.vocab_size, config.draft_vocab_size)
         ids = torch.tensor(stored) if stored is not None else torch.from_numpy(found)
-    return new_draft(config, path, ids, settings.seed)
+    return new_draft(config, path, ids, settings.seed, settings.start_layers)
 
 
 def _check_resumable(settings: Settings, state: dict[str, Any] | None, run: dict[str, Any]) -> None:

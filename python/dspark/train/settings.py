@@ -52,7 +52,8 @@ class Settings:
 
     Attributes:
         target: a directory or a known name. output: the run's directory; the draft is in its `draft`.
-        shape: of a new draft; start: or a draft to go on from.
+        shape: of a new draft; start: or a draft to go on from; start_layers: the target's layers that a new
+            draft's start as copies of.
         anchors: blocks per sequence. failed_anchors: share of them where verify passes failed.
         context_noise: see `noisy`. learning_rate, warmup, clip, muon, weight_decay, betas: of the optimiser.
         micro_batch: sequences at a time. bf16: autocast. attention: see `dspark.train.attention`.
@@ -67,6 +68,7 @@ class Settings:
     pace: Pace
     goal: Objective = field(default_factory=Objective)
     start: str | None = None
+    start_layers: tuple[int, ...] = ()
     anchors: int = 512
     failed_anchors: float = 0.0
     context_noise: float = 0.0
