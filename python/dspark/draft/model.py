@@ -171,15 +171,21 @@ class DSparkDraftModel(nn.Module):
         )
 
     def _converted_head(self) -> nn.Linear | None:
-        """The target's tied head in the draft's dtype, where the two differ."""
+        """The target's tied head in the draft's dtype, where the two differ; of a reduced vocabulary the rows
+        that can be drafted, so that the others are not multiplied."""
         target = self._target
-        if target is None or target.dtype == self.dtype or not target.config.tie_word_embeddings:
+        if target is None or not target.config.tie_word_embeddings:
             return None
-        if self.config.reduced:
+        if target.dtype == self.dtype and not self.config.reduced:
             return None
         if getattr(target.config, "final_logit_softcapping", None) is not None:
             return None  # such a head is more than its weight
-        weight = target.embedding_weight.to(self.dtype)
+        weight = target.embedding_weight
+        if self.target_ids is not None:
+            if getattr(target, "runs_through", "dspark") != "dspark":
+                return None  # an adapted target's head may do more than multiply
+            weight = weight.index_select(0, self.target_ids)
+        weight = weight.to(self.dtype)
         head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         head.weight = nn.Parameter(weight, requires_grad=False)
         return head

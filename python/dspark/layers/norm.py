@@ -28,7 +28,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight + self.offset if self.offset else self.weight
-        return F.rms_norm(x, self.weight.shape, weight, self.eps)
+        # Under autocast x may be narrower than the parameter.
+        return F.rms_norm(x, self.weight.shape, weight.to(x.dtype), self.eps)
 
 
 class FrozenNorm:

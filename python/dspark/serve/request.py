@@ -150,6 +150,8 @@ class Handle:
             bad_draft_rows=finish["bad_draft_rows"],
             sample=submission.sample,
             speculation=_speculation(submission.speculation, finish),
+            reused_tokens=finish["reused"],
+            preemptions=finish["preemptions"],
         )
 
 

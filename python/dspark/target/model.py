@@ -117,7 +117,8 @@ class TargetModel(nn.Module):
             token_ids: `[rows]`, int64.
             segments: (cache, n > 0) of each request; the n add up to rows.
             taps: layers whose outputs are wanted; -1 is the embeddings.
-            logits: "all" rows, or the "last" row of each segment.
+            logits: "all" rows, or the "last" row of each segment; "hidden": all rows' normed hidden states
+                in their place.
 
         Returns:
             Logits `[rows or segments, vocabulary]`, and the taps side by side, `[rows, taps * hidden]`, or
@@ -136,7 +137,8 @@ class TargetModel(nn.Module):
         tapped = side_by_side(outputs, taps)
         if logits == "last":
             x = x[last_rows(segments)]
-        return self.project(self._norm(x)), tapped
+        x = self._norm(x)
+        return (x if logits == "hidden" else self.project(x)), tapped
 
     def _layers(
         self, x: Tensor, rows: Tensor, attention: CachedAttention, outputs: dict[int, Tensor | None]

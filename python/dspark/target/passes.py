@@ -25,8 +25,8 @@ def check_pass(token_ids: Tensor, segments: Sequence[tuple[Any, int]], logits: s
             f"the target's pass got token ids of shape {tuple(token_ids.shape)} for segments of "
             f"{lengths} rows"
         )
-    if logits not in ("all", "last"):
-        raise ConfigError(f"logits must be 'all' or 'last', found {logits!r}")
+    if logits not in ("all", "last", "hidden"):
+        raise ConfigError(f"logits must be 'all', 'last' or 'hidden', found {logits!r}")
 
 
 def side_by_side(outputs: dict[int, Tensor | None], taps: Sequence[int]) -> Tensor | None:

@@ -111,7 +111,8 @@ class Target(Protocol):
             token_ids: `[rows]`, int64.
             segments: (cache, n > 0) of each request; the n add up to rows.
             taps: layers whose outputs are wanted; -1 is the embeddings.
-            logits: "all" rows, or the "last" row of each segment.
+            logits: "all" rows, or the "last" row of each segment; "hidden": in their place all rows' normed
+                hidden states `[rows, hidden]`, of which `project` makes logits.
 
         Returns:
             Logits `[rows or segments, vocabulary]`, and the taps side by side, `[rows, taps * hidden]`, or

@@ -86,8 +86,21 @@ class Tokenizer:
         **template_kwargs: Any,
     ) -> list[int]:
         """Token ids of a chat in the checkpoint's template; errors as in `ChatTemplates.render`."""
-        # The template writes the special tokens itself: adding them again would double the first one.
-        return self._encode(self._chat.render(messages, tools, **template_kwargs), add_special_tokens=False)
+        return self.encode_chat(self.chat_text(messages, tools, **template_kwargs))
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_kwargs: Any,
+    ) -> str:
+        """A chat in the checkpoint's template, as text; errors as in `ChatTemplates.render`."""
+        return self._chat.render(messages, tools, **template_kwargs)
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Token ids of (a part of) `chat_text`: the template writes the special tokens itself, adding them
+        again would double the first one."""
+        return self._encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if not isinstance(text, str):

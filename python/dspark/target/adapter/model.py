@@ -127,9 +127,10 @@ class TransformersTarget(nn.Module):
         self, ids: Tensor, cache: AdaptedCache, taps: Sequence[int], logits: str
     ) -> tuple[Tensor, Tensor | None]:
         cache.begin()
-        output = self.run(ids, cache, hidden_states=bool(taps), last=logits == "last")
+        hidden = logits == "hidden"
+        output = self.run(ids, cache, hidden_states=bool(taps) or hidden, last=logits == "last")
         cache.wrote(len(ids))
-        rows = output.logits[0]
+        rows = output.hidden_states[-1][0] if hidden else output.logits[0]
         tapped = torch.cat([output.hidden_states[tap + 1][0] for tap in taps], dim=-1) if taps else None
         return rows[-1:] if logits == "last" else rows, tapped
 
@@ -160,8 +161,8 @@ class TransformersTarget(nn.Module):
                 f"the target's pass got token ids of shape {tuple(token_ids.shape)} for segments of "
                 f"{lengths} rows"
             )
-        if logits not in ("all", "last"):
-            raise ConfigError(f"logits must be 'all' or 'last', found {logits!r}")
+        if logits not in ("all", "last", "hidden"):
+            raise ConfigError(f"logits must be 'all', 'last' or 'hidden', found {logits!r}")
         for tap in taps:
             if not -1 <= tap < self.config.num_hidden_layers - 1:
                 raise ConfigError(

@@ -136,7 +136,8 @@ class Gemma4TargetModel(nn.Module):
         tapped = side_by_side(outputs, taps)
         if logits == "last":
             x = x[last_rows(segments)]
-        return self.project(self._norm(x)), tapped
+        x = self._norm(x)
+        return (x if logits == "hidden" else self.project(x)), tapped
 
     def _pass(self, kind: str, segments: Sequence[tuple[Gemma4Cache, int]]) -> KindPass:
         config, layers = self.config, self.config.kinds.count(kind)

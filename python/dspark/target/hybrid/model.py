@@ -87,4 +87,5 @@ class HybridTarget:
         tapped = side_by_side(outputs, taps)
         if logits == "last":
             x = x[last_rows(segments)]
-        return self.project(self._norm(x)), tapped
+        x = self._norm(x)
+        return (x if logits == "hidden" else self.project(x)), tapped

@@ -1,0 +1,257 @@
+"""Trains a draft for a target: data, hidden states, training, checkpoints, in one directory that resumes.
+
+  dspark train --target smollm2 --data chats/ --output run --vocabulary 8192 --layers 3
+  dspark train --target smollm2 --prompts prompts.jsonl --output run
+  torchrun --nproc-per-node 8 -m dspark.cli train ...
+
+The draft is in OUTPUT/draft whenever a checkpoint has been written. The same command goes on where an
+interrupted one stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dspark.cli.show import fields, print_json, print_text, say
+from dspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dspark.train.settings import Settings
+
+HELP = "train a draft"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `dspark train`."""
+    parser.add_argument("--target", required=True, metavar="DIR", help="a directory or a known name")
+    parser.add_argument("--output", required=True, metavar="DIR", help="the run's directory")
+    parser.add_argument("--start", metavar="DIR", help="go on from this draft's weights")
+    parser.add_argument(
+        "--check", action="store_true", help="run the gates on OUTPUT/draft (or --start) and train nothing"
+    )
+    parser.add_argument("--generate-only", action="store_true", help="make conversations and train nothing")
+    _data(parser)
+    _shape(parser)
+    _objective(parser)
+    _schedule(parser)
+    _machine(parser)
+
+
+def _data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data", "Conversations to train on; several sources add up.")
+    add = group.add_argument
+    add("--data", nargs="+", default=[], metavar="FILE", help="conversations: .jsonl, .safetensors, folders")
+    add("--prompts", metavar="FILE", help="JSON lines with turns: the target answers them")
+    add("--samples", type=int, default=1, metavar="N", help="answers to each prompt")
+    add("--self-prompts", type=int, default=0, metavar="N", help="prompts that the target makes up")
+    add("--openers", metavar="FILE", help="lines with which made-up prompts start")
+    add("--generate-with", metavar="DRAFT", help="generate with this draft and note where it failed")
+    add(
+        "--temperature",
+        type=float,
+        nargs="+",
+        default=[0.7],
+        metavar="T",
+        help="of answers, or lowest and highest",
+    )
+    add("--top-p", type=float, metavar="P", help="of answers")
+    add("--top-k", type=int, metavar="K", help="of answers")
+    add("--max-tokens", type=int, default=256, metavar="N", help="of an answer")
+    add("--batch-size", type=int, default=32, metavar="N", help="answers generated at once")
+    add("--max-length", type=int, default=1024, metavar="N", help="tokens of a conversation")
+    add(
+        "--held-out",
+        type=float,
+        default=0.05,
+        metavar="SHARE",
+        help="share of the prompts kept for evaluation",
+    )
+    add("--cache", metavar="DIR", help="keep the target's hidden states here (default: compute on the fly)")
+    add("--cache-limit", type=float, default=4.0, metavar="GB", help="refuse a larger cache")
+
+
+def _shape(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "draft", "The shape of a new draft; what is not given follows the target."
+    )
+    add = group.add_argument
+    add("--layers", type=int, default=5, metavar="N", help="draft layers")
+    add(
+        "--start-layers",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="L",
+        help="copies of the target's",
+    )
+    add("--taps", type=int, nargs="+", metavar="L", help="target layers to read (-1: embeddings)")
+    add("--block-size", type=int, default=7, metavar="N", help="tokens drafted per block")
+    add("--training-block-size", type=int, metavar="N", help="block width in training (default: block size)")
+    add("--markov-head", default="vanilla", metavar="KIND", help="vanilla, gated, rnn or none")
+    add("--markov-rank", type=int, default=256, metavar="R", help="rank of the Markov head")
+    add("--no-confidence", action="store_true", help="no confidence head")
+    add("--vocabulary", type=int, metavar="N", help="draft only the N most frequent tokens")
+    add("--mask-token-id", type=int, metavar="ID", help="default: a special token that no text uses")
+    add("--intermediate-size", type=int, metavar="N")
+    add("--packaging", metavar="FORM", help="flat, nested or speculators")
+    add("--save-dtype", default="bfloat16", help="bfloat16, float16 or float32")
+    add("--lean", action="store_true", help="leave the head's rows out: dspark takes them from the target")
+
+
+def _objective(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("objective")
+    add = group.add_argument
+    add("--ce", type=float, default=0.1, metavar="A", help="factor of the cross-entropy")
+    add("--tv", type=float, default=0.9, metavar="A", help="factor of the L1 distance")
+    add("--confidence", type=float, default=1.0, metavar="A", help="factor of the confidence loss")
+    add("--decay", type=float, default=4.0, metavar="G", help="slot k weighs exp(-k / G); 0: all alike")
+    add("--dpace", action="store_true", help="weigh slots by the chance of reaching them instead")
+    add("--early-ce", type=float, metavar="A", help="factor of the cross-entropy in the first quarter")
+    add("--detach-confidence", action="store_true", help="keep the confidence loss out of the backbone")
+    add("--anchors", type=int, default=512, metavar="N", help="blocks per sequence")
+    add(
+        "--failed-anchors",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of them where verify passes failed",
+    )
+    add("--context-noise", type=float, default=0.0, metavar="S", help="uniform noise on the taps")
+
+
+def _schedule(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("schedule")
+    add = group.add_argument
+    add("--steps", type=int, default=1000, metavar="N", help="steps of the whole run")
+    add("--sequences", type=int, default=4, metavar="N", help="sequences per step, over all processes")
+    add("--micro-batch", type=int, default=4, metavar="N", help="sequences at a time; more accumulate")
+    add("--learning-rate", type=float, default=6e-4, metavar="R", help="peak; cosine to 0")
+    add("--warmup", type=float, default=0.04, metavar="SHARE", help="of the steps")
+    add("--weight-decay", type=float, default=0.0, metavar="W")
+    add("--clip", type=float, default=1.0, metavar="N", help="norm of the gradient at most")
+    add("--muon", action="store_true", help="Muon for the backbone's matrices")
+    add("--muon-factor", type=float, default=1.0, metavar="F", help="its rate over AdamW's")
+    add("--evaluate-every", type=int, default=500, metavar="N", help="steps")
+    add("--report-every", type=int, default=20, metavar="N", help="steps")
+    add("--held-out-sequences", type=int, default=32, metavar="N", help="to evaluate on; 0: none")
+    add("--checkpoint-minutes", type=float, default=10.0, metavar="M", help="between checkpoints")
+    add("--stop-after", type=float, metavar="HOURS", help="end this session then, to be resumed")
+    add("--seed", type=int, default=0, metavar="S")
+    add("--accept-changes", action="store_true", help="resume with other settings or data")
+    add("--tensorboard", action="store_true", help="write scalars (pip install 'dspark[train]')")
+
+
+def _machine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("machine")
+    add = group.add_argument
+    add("--device", default="auto", help="auto, cpu or cuda")
+    add("--dtype", default="auto", help="of the target")
+    add("--bf16", action="store_true", help="autocast the draft to bfloat16")
+    add("--attention", metavar="KIND", help="products, sdpa or flex")
+    add("--parallel", default="ddp", help="under torchrun: ddp or fsdp")
+    add("--threads", type=int, metavar="N", help="torch's threads")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs `dspark train`."""
+    import torch
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    settings = settings_of(options)
+    if options.check:
+        from dspark.train.check import check
+
+        outcome = check(settings, say)
+        (print_json if options.json else _print)(outcome)
+        return 0 if outcome["passed"] else 1
+    from dspark.train.gather import generate
+    from dspark.train.run import train
+
+    if options.generate_only:
+        found: dict[str, Any] = {"generated": [str(path) for path in generate(settings, say)]}
+    else:
+        found = train(settings, say)
+    (print_json if options.json else _print)(found)
+    return 0
+
+
+def _print(value: dict[str, Any]) -> None:
+    print_text(fields(value))
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The flags as settings."""
+    from dspark.train.data.generate import Sampling
+    from dspark.train.loop import Pace
+    from dspark.train.losses import Objective
+    from dspark.train.settings import DataSettings, Settings
+    from dspark.train.shape import Shape
+
+    def path(text: str | None) -> Path | None:
+        return None if text is None else Path(text).expanduser()
+
+    heat = options.temperature
+    if len(heat) > 2:
+        raise ConfigError(f"--temperature takes one number or two, found {len(heat)}")
+    sampling = Sampling((heat[0], heat[-1]), options.top_p, options.top_k, options.max_tokens)
+    data = DataSettings(
+        files=tuple(Path(file).expanduser() for file in options.data),
+        prompts=path(options.prompts),
+        samples=options.samples,
+        self_prompts=options.self_prompts,
+        openers=path(options.openers),
+        draft=options.generate_with,
+        sampling=sampling,
+        batch_size=options.batch_size,
+        max_length=options.max_length,
+        held_out=options.held_out,
+        cache=path(options.cache),
+        cache_limit=round(options.cache_limit * 1e9),
+    )
+    shape = Shape(
+        mask_token_id=options.mask_token_id,
+        layers=options.layers,
+        taps=None if options.taps is None else tuple(options.taps),
+        block_size=options.block_size,
+        training_block_size=options.training_block_size,
+        markov_head_type=options.markov_head,
+        markov_rank=options.markov_rank,
+        confidence=not options.no_confidence,
+        vocabulary=options.vocabulary,
+        intermediate_size=options.intermediate_size,
+    )
+    goal = Objective(
+        cross_entropy=options.ce,
+        distance=options.tv,
+        confidence=options.confidence,
+        decay=options.decay,
+        position_weights="dpace" if options.dpace else "decay",
+        early_cross_entropy=options.early_ce,
+    )
+    pace = Pace(
+        steps=options.steps,
+        sequences=options.sequences,
+        report_every=options.report_every,
+        evaluate_every=options.evaluate_every,
+        checkpoint_seconds=60.0 * options.checkpoint_minutes,
+        stop_after=None if options.stop_after is None else 3600.0 * options.stop_after,
+    )
+    same = (
+        "target", "start", "anchors", "failed_anchors", "context_noise", "detach_confidence",
+        "learning_rate", "warmup", "clip", "muon", "muon_factor", "weight_decay", "micro_batch", "bf16",
+        "device", "dtype", "attention", "parallel", "seed", "packaging", "save_dtype", "tensorboard",
+        "held_out_sequences", "accept_changes",
+    )  # fmt: skip
+    return Settings(
+        output=Path(options.output).expanduser(),
+        data=data,
+        shape=shape,
+        pace=pace,
+        goal=goal,
+        save_head=not options.lean,
+        start_layers=tuple(options.start_layers),
+        **{name: getattr(options, name) for name in same},
+    )

@@ -1,0 +1,145 @@
+"""The teacher's states on disk, for several epochs: computed once, read back memory-mapped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from dspark.errors import CapacityError, CheckpointError
+from dspark.train.data.conversations import Conversation
+from dspark.train.teacher import States, Teacher
+
+INDEX = "index.json"
+CONVERSATIONS_PER_SHARD = 64
+STORED = torch.bfloat16
+LAST = torch.float16
+"""Of the last states, of which logits are made: 11 significant bits, where bfloat16 has 8."""
+
+Progress = Callable[[int, int], None]
+"""Called with tokens done and tokens in all."""
+
+
+def cache_bytes(conversations: Sequence[Conversation], taps: int, hidden_size: int) -> int:
+    """Size of the cache: 2 bytes per element of taps and last state, 4 for the normaliser, per token."""
+    tokens = sum(len(one.tokens) for one in conversations)
+    return tokens * (2 * (taps + 1) * hidden_size + 4)
+
+
+def check_size(need: int, limit: int, directory: Path) -> None:
+    """
+    Raises:
+        CapacityError: the cache would be larger than `limit` bytes, or than the disk has room for.
+    """
+    if need > limit:
+        raise CapacityError(
+            f"the cache of hidden states would take {need / 1e9:.1f} GB, more than the limit of "
+            f"{limit / 1e9:.1f} GB: raise it, train on less, or compute them on the fly"
+        )
+    free = shutil.disk_usage(directory).free
+    if need > free:
+        raise CapacityError(
+            f"{directory}: the cache of hidden states would take {need / 1e9:.1f} GB and {free / 1e9:.1f} GB "
+            "are free"
+        )
+
+
+class StateCache:
+    """States by conversation, in shards of safetensors. A shard is written whole or not at all, so that an
+    interrupted run goes on where it was; what is there is never computed again."""
+
+    def __init__(self, directory: Path, fingerprint: dict[str, Any]) -> None:
+        """`fingerprint` says whose states these are (target, taps, precision).
+
+        Raises:
+            CheckpointError: the directory holds another teacher's.
+        """
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        said = directory / INDEX
+        if said.exists():
+            found = json.loads(said.read_text(encoding="utf-8"))
+            if found != fingerprint:
+                raise CheckpointError(
+                    f"{said}: the hidden states there are of {found}, and {fingerprint} is wanted: name "
+                    "another cache directory"
+                )
+        else:
+            _write(said, json.dumps(fingerprint))
+        self._places: dict[str, tuple[Path, int, int]] = {}
+        self._open: dict[Path, Any] = {}
+        for file in sorted(directory.glob("states-*.safetensors")):
+            self._take(file)
+
+    def _take(self, file: Path) -> None:
+        with safe_open(file, "pt") as stored:
+            keys = json.loads(stored.metadata()["conversations"])
+        start = 0
+        for key, length in keys:
+            self._places[key] = file, start, length
+            start += length
+
+    def missing(self, conversations: Sequence[Conversation]) -> list[Conversation]:
+        """Those whose states are not there yet."""
+        return [one for one in conversations if one.key() not in self._places]
+
+    def fill(
+        self, conversations: Sequence[Conversation], teacher: Teacher, progress: Progress, at_once: int = 4
+    ) -> None:
+        """Computes and stores what is missing."""
+        left = self.missing(conversations)
+        total, done = sum(len(one.tokens) for one in left), 0
+        for first in range(0, len(left), CONVERSATIONS_PER_SHARD):
+            shard = left[first : first + CONVERSATIONS_PER_SHARD]
+            states: list[States] = []
+            for start in range(0, len(shard), at_once):
+                part = shard[start : start + at_once]
+                states += teacher.states(part)
+                done += sum(len(one.tokens) for one in part)
+                progress(done, total)
+            self._store(shard, states)
+
+    def _store(self, shard: Sequence[Conversation], states: Sequence[States]) -> None:
+        last = torch.cat([one.hidden for one in states]).cpu()
+        if float(last.abs().max()) > torch.finfo(LAST).max:
+            raise CapacityError(
+                "the target's last hidden states are too large for float16: compute them on the fly"
+            )
+        tensors = {
+            "taps": torch.cat([one.taps for one in states]).to("cpu", STORED),
+            "hidden": last.to(LAST),
+            "normalisers": torch.cat([one.normalisers for one in states]).cpu(),
+        }
+        number = len(list(self.directory.glob("states-*.safetensors")))
+        file = self.directory / f"states-{number:05d}.safetensors"
+        keys = [(one.key(), len(one.tokens)) for one in shard]
+        fresh = file.with_suffix(".new")
+        save_file(tensors, fresh, metadata={"conversations": json.dumps(keys)})
+        fresh.replace(file)
+        self._take(file)
+
+    def states(self, conversations: Sequence[Conversation]) -> list[States]:
+        """Of conversations that are there."""
+        return [self._read(one) for one in conversations]
+
+    def _read(self, one: Conversation) -> States:
+        try:
+            file, start, length = self._places[one.key()]
+        except KeyError:
+            raise CheckpointError(f"{self.directory}: has no states of conversation {one.key()}") from None
+        if file not in self._open:
+            self._open[file] = safe_open(file, "pt")
+        stored, rows = self._open[file], slice(start, start + length)
+        return States(*(stored.get_slice(name)[rows] for name in ("taps", "hidden", "normalisers")))
+
+
+def _write(file: Path, text: str) -> None:
+    fresh = file.with_suffix(".new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(file)

@@ -1,0 +1,116 @@
+"""The gates before a long run: does what is trained on mean what decoding does?
+
+Home-made drafts mostly stay weak for one of a few silent reasons: states from before the final norm, labels
+or positions off by one, rotary settings that differ from the serving code, states of the future in the
+context. Each of these breaks one of two equalities:
+
+teacher       the argmax of the states that training reads is what the target decodes at temperature 0
+acceptance    the tokens that a round of real decoding accepted are those that the training pass agrees to
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dspark.decoder import DSparkDecoder
+from dspark.errors import ConfigError
+from dspark.pretrained import resolve
+from dspark.result import GenerationResult
+from dspark.sampling import SamplingParams
+from dspark.serve.models import parse_device, parse_dtype
+from dspark.target import load_target
+from dspark.text import Tokenizer
+from dspark.train.batch import Anchors
+from dspark.train.create import draft_from
+from dspark.train.data.conversations import Conversation
+from dspark.train.examples import collate
+from dspark.train.forward import TrainingPass
+from dspark.train.gather import gather
+from dspark.train.settings import Settings
+from dspark.train.teacher import Teacher
+
+PROMPTS, TOKENS = 4, 64
+NEAR = 1e-2
+"""Two candidates of the target whose logits are closer than this may swap between passes of other shapes, as
+may two of the draft's in bfloat16; a difference beyond it fails."""
+
+Say = Callable[[str], None]
+
+
+def check(settings: Settings, say: Say) -> dict[str, Any]:
+    """Runs the gates on `output/draft`, else on `start`, with prompts of the data."""
+    draft = settings.output / "draft"
+    if not draft.exists():
+        if settings.start is None:
+            raise ConfigError(f"{draft}: no draft there to check, and no start is given")
+        draft = resolve(settings.start, "draft")
+    path = resolve(settings.target, "target")
+    tokenizer = Tokenizer.from_directory(path) if (path / "tokenizer.json").exists() else None
+    trained, _ = gather(settings, [], tokenizer, say)
+    prompts = [one.tokens[: one.answers[0][0]].tolist() for one in trained[:PROMPTS]]
+    return gates(settings, path, draft, prompts)
+
+
+def gates(settings: Settings, target: Path, draft: Path, prompts: Sequence[list[int]]) -> dict[str, Any]:
+    """Both gates on these prompts; `passed` says whether all is equal, up to near-ties."""
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS)
+    with DSparkDecoder.from_pretrained(
+        target, draft, device=settings.device, dtype="float32", policy="fixed"
+    ) as decoder:
+        results = [decoder.generate(prompt, params) for prompt in prompts]
+    model = load_target(target, device=parse_device(settings.device), dtype=parse_dtype("float32"))
+    trainable = draft_from(draft, target).to(model.device).eval()
+    teacher = Teacher(model, trainable.config.target_layer_ids)
+    training = TrainingPass(trainable, attention=settings.attention)
+    found = [_one(teacher, training, result) for result in results]
+    sums = {key: sum(one[key] for one in found) for key in found[0]}
+    passed = sums["teacher_wrong"] == 0 and sums["rounds_wrong"] == 0 and sums["rounds"] > 0
+    return {"draft": str(draft), **sums, "passed": passed}
+
+
+def _one(teacher: Teacher, training: TrainingPass, result: GenerationResult) -> dict[str, int]:
+    start = len(result.prompt_token_ids)
+    tokens = np.array([*result.prompt_token_ids, *result.token_ids], np.int64)
+    one = Conversation(tokens, ((start, len(tokens)),))
+    states = teacher.states([one])
+    with torch.no_grad():
+        logits = teacher.target.project(states[0].hidden[start - 1 : -1])
+    best, own = logits.max(-1).values, logits.gather(1, torch.from_numpy(tokens[start:, None])).squeeze(1)
+    wrong = int((best - own > NEAR).sum())
+    # Rounds that a limit did not cut: their anchors, and what they accepted.
+    anchors, accepted, at = [], [], start
+    for one_round in result.rounds:
+        if one_round.committed == one_round.accepted + 1 and one_round.drafted == one_round.verified > 0:
+            anchors.append(at)
+            accepted.append((one_round.accepted, one_round.verified))
+        at += one_round.committed
+    if not anchors:
+        return {"tokens": len(tokens) - start, "teacher_wrong": wrong, "rounds": 0, "rounds_wrong": 0,
+                "drafted_accepted": 0}  # fmt: skip
+    width = training.draft.config.block_size
+    batch = collate([one], states, teacher.target.device)
+    positions = torch.tensor([anchors], device=batch.token_ids.device)
+    with torch.no_grad():
+        outputs = training(batch, Anchors(positions, torch.ones_like(positions, dtype=torch.bool)), width)
+    ids = training.draft.target_ids
+    drafted = outputs.logits.argmax(-1)
+    drafted = drafted if ids is None else ids[drafted]
+    agrees = ((drafted == outputs.labels.tokens) & outputs.labels.counted).cumprod(1).sum(1)
+    top = outputs.logits.topk(2, dim=-1).values
+    close = (top[..., 0] - top[..., 1]).tolist()
+    odd = 0
+    for row, (was, verified) in enumerate(accepted):
+        offline = min(int(agrees[row]), verified)
+        odd += offline != was and close[row][min(offline, was)] > NEAR
+    return {
+        "tokens": len(tokens) - start,
+        "teacher_wrong": wrong,
+        "rounds": len(anchors),
+        "rounds_wrong": odd,
+        "drafted_accepted": sum(was for was, _ in accepted),
+    }

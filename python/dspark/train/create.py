@@ -1,0 +1,128 @@
+"""A draft to train: new, or from a checkpoint, with the target's embeddings and head frozen in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dspark.checkpoint.load import on_meta, read_tensor
+from dspark.checkpoint.weights import WeightFiles
+from dspark.draft import DSparkDraftModel
+from dspark.draft.config import DraftConfig
+from dspark.draft.gemma4.config import Gemma4DraftConfig
+from dspark.draft.packaging import read_draft_directory
+from dspark.draft.parameters import draft_shapes, stored_parameters
+from dspark.draft.vocabulary import OFFSETS, read_target_ids
+from dspark.errors import ConfigError
+from dspark.train.head import embeddings_and_head
+
+FROZEN = ("embed_tokens.", "lm_head.")
+"""Starts of the names of parameters that stay the target's (paper, section 3.3)."""
+
+SPREAD = 0.02
+"""Standard deviation of new matrices, the `initializer_range` of the published configurations."""
+
+
+def new_draft(
+    config: DraftConfig,
+    target: Path,
+    target_ids: Tensor | None,
+    seed: int,
+    start_layers: Sequence[int] = (),
+) -> DSparkDraftModel:
+    """A draft with random matrices, norms of 1 and biases of 0, in float32 on the CPU.
+
+    `target` is the target's directory; `target_ids` the ascending tokens of a reduced vocabulary;
+    `start_layers` the target's layers that the draft's start as copies of, one for each, or none.
+    """
+    with on_meta():
+        draft = DSparkDraftModel(config)
+    generator = torch.Generator().manual_seed(seed)
+    own = {}
+    for name, parameter in draft.named_parameters():
+        if name.startswith(FROZEN):
+            continue
+        value = torch.zeros(parameter.shape)
+        if parameter.dim() == 2:
+            value.normal_(0.0, SPREAD, generator=generator)
+        elif name.endswith("norm.weight"):
+            value.fill_(1.0)
+        own[name] = value
+    if start_layers:
+        own |= _copied_layers(config, target, start_layers)
+    return _filled(draft, own, target, target_ids)
+
+
+def _copied_layers(config: DraftConfig, target: Path, layers: Sequence[int]) -> dict[str, Tensor]:
+    """The tensors of the target's layers under the draft's names; norms of queries and keys stay new where
+    the target has none."""
+    if len(layers) != config.num_hidden_layers:
+        raise ConfigError(
+            f"start_layers {list(layers)} must name {config.num_hidden_layers} layers of the target, one for "
+            "each of the draft's"
+        )
+    weights = WeightFiles.open(target)
+    found: dict[str, Tensor] = {}
+    for ours, theirs in enumerate(layers):
+        for name, shape in draft_shapes(config, weights).items():
+            prefix = f"layers.{ours}."
+            stored = f"model.layers.{theirs}.{name.removeprefix(prefix)}"
+            optional = name.endswith(("q_norm.weight", "k_norm.weight"))
+            if name.startswith(prefix) and not (optional and stored not in weights):
+                found[name] = read_tensor(weights.check(stored, shape)).float()
+    return found
+
+
+def draft_from(path: Path, target: Path) -> DSparkDraftModel:
+    """The draft of a checkpoint, to go on training it.
+
+    Raises:
+        CheckpointError: it cannot be read.
+        ConfigError: a kind of draft that cannot be trained.
+    """
+    config, weights = read_draft_directory(path)
+    if isinstance(config, Gemma4DraftConfig):
+        raise ConfigError(f"{path}: drafts of Gemma 4 layers cannot be trained")
+    if config.drop_anchor_slot:
+        raise ConfigError(f"{path}: a draft whose anchor slot predicts nothing cannot be trained")
+    if any(config.windows):
+        raise ConfigError(f"{path}: a draft with sliding layers cannot be trained")
+    if config.hidden_size != config.target_hidden_size:
+        raise ConfigError(f"{path}: a draft that is not as wide as its target cannot be trained")
+    target_ids = None
+    if config.reduced:
+        tokens = read_target_ids(weights.tensors[OFFSETS], config.vocab_size)
+        target_ids = torch.from_numpy(tokens)
+        if not bool((target_ids.diff() > 0).all()):
+            raise ConfigError(f"{path}: its vocabulary does not ascend; `dspark export` it first")
+    with on_meta():
+        draft = DSparkDraftModel(dataclasses.replace(config, own_embeddings=True, own_head=True))
+    stored = stored_parameters(config, weights)
+    own = {name: read_tensor(one).float() for name, one in stored.items() if not name.startswith(FROZEN)}
+    for name, parameter in draft.named_parameters():
+        if name not in own and not name.startswith(FROZEN):
+            own[name] = torch.zeros(parameter.shape)  # an absent bias of the confidence head means zero
+    return _filled(draft, own, target, target_ids)
+
+
+def _filled(
+    draft: DSparkDraftModel, own: dict[str, Tensor], target: Path, target_ids: Tensor | None
+) -> DSparkDraftModel:
+    config = draft.config
+    embeddings, head = embeddings_and_head(target, (config.vocab_size, config.hidden_size), target_ids)
+    values = own | {"embed_tokens.weight": embeddings, "lm_head.weight": head}
+    for name, value in values.items():
+        owner, _, leaf = name.rpartition(".")
+        trained = not name.startswith(FROZEN)
+        setattr(draft.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=trained))
+    draft.target_ids = target_ids
+    return draft.train()
+
+
+def trained_parameters(draft: nn.Module) -> dict[str, nn.Parameter]:
+    """What training changes, by name."""
+    return {name: p for name, p in draft.named_parameters() if p.requires_grad}

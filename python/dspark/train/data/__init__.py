@@ -1,0 +1,1 @@
+"""Conversations to train on: read, made by the target, filtered, split."""

@@ -1,0 +1,121 @@
+"""Conversations as token ids, with the spans that the target wrote."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int64]
+
+NO_FAILURES: Tokens = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One sequence to train on.
+
+    Attributes:
+        tokens: `[length]`, everything from the first token of the prompt on.
+        answers: (start, stop) of each span that the target wrote, end token included, ascending.
+        failed: positions of tokens by which the target replaced a drafted one, where it was generated with
+            a draft.
+    """
+
+    tokens: Tokens
+    answers: tuple[tuple[int, int], ...]
+    failed: Tokens = field(default_factory=lambda: NO_FAILURES)
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens that the target wrote."""
+        return sum(stop - start for start, stop in self.answers)
+
+    def cut(self, length: int) -> Conversation:
+        """The first `length` tokens."""
+        if len(self.tokens) <= length:
+            return self
+        answers = tuple((start, min(stop, length)) for start, stop in self.answers if start < length)
+        return Conversation(self.tokens[:length], answers, self.failed[self.failed < length])
+
+    def mask(self) -> NDArray[np.bool_]:
+        """`[length]`: whether the target wrote the token."""
+        found = np.zeros(len(self.tokens), np.bool_)
+        for start, stop in self.answers:
+            found[start:stop] = True
+        return found
+
+    def key(self) -> str:
+        """The same for equal tokens, across runs and machines."""
+        return _digest(self.tokens).hex()
+
+    def is_held_out(self, share: float) -> bool:
+        """Whether it belongs to the held-out share: decided by the prompt alone, so that a prompt's answers
+        are all on one side, whatever else is in the data and whenever it came."""
+        prompt = self.tokens[: self.answers[0][0]]
+        return int.from_bytes(_digest(prompt)[:8], "big") < share * 2.0**64
+
+
+def _digest(tokens: Tokens) -> bytes:
+    return hashlib.blake2b(tokens.astype("<u4").tobytes(), digest_size=16).digest()
+
+
+def distinct_share(tokens: Tokens, n: int = 4) -> float:
+    """Distinct n-grams over all n-grams: low where a text loops; 1 for a text shorter than that."""
+    if len(tokens) < n:
+        return 1.0
+    grams = np.lib.stride_tricks.sliding_window_view(tokens, n)
+    return len(np.unique(grams, axis=0)) / len(grams)
+
+
+@dataclass(slots=True)
+class Sieve:
+    """Lets through what is worth training on, and counts the rest."""
+
+    max_length: int
+    least_distinct: float = 0.5
+    looping: int = 0
+    duplicate: int = 0
+    too_short: int = 0
+    _seen: set[str] = field(default_factory=set)
+
+    def __call__(self, conversations: Iterable[Conversation]) -> Iterator[Conversation]:
+        """Cut to `max_length`; without duplicates, loops (less than half distinct 4-grams in an answer) and
+        what has no two answer tokens in a row."""
+        for whole in conversations:
+            one = whole.cut(self.max_length)
+            if not any(stop - start >= 2 for start, stop in one.answers):
+                self.too_short += 1
+            elif any(distinct_share(one.tokens[a:b]) < self.least_distinct for a, b in one.answers):
+                self.looping += 1
+            elif (key := one.key()) in self._seen:
+                self.duplicate += 1
+            else:
+                self._seen.add(key)
+                yield one
+
+
+def split(
+    conversations: Iterable[Conversation], share: float
+) -> tuple[list[Conversation], list[Conversation]]:
+    """(to train on, held out), the latter about `share` of the prompts."""
+    trained: list[Conversation] = []
+    held_out: list[Conversation] = []
+    for one in conversations:
+        (held_out if one.is_held_out(share) else trained).append(one)
+    return trained, held_out
+
+
+def frequent_tokens(conversations: Iterable[Conversation], vocab_size: int, size: int) -> Tokens:
+    """The `size` tokens that the target's own answers use most, ascending: a reduced draft vocabulary.
+
+    Ties, and tokens never used, go by ascending id.
+    """
+    counts = np.zeros(vocab_size, np.int64)
+    for one in conversations:
+        for start, stop in one.answers:
+            np.add.at(counts, one.tokens[start:stop], 1)
+    return np.sort(np.argsort(-counts, kind="stable")[:size])

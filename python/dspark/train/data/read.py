@@ -1,0 +1,151 @@
+"""Reading conversations: JSON lines with messages or token ids, or safetensors of token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from dspark.errors import CheckpointError, DSparkError
+from dspark.text import Tokenizer
+from dspark.train.data.conversations import NO_FAILURES, Conversation, Tokens
+
+KINDS = (".safetensors", ".jsonl")
+
+
+class ChatMarks:
+    """Where the target's answers are in a rendered chat: after what its template puts before an answer, up to
+    the end token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        asked = [{"role": "user", "content": "x"}]
+        with_tag = tokenizer.render_chat(asked)
+        without = tokenizer.render_chat(asked, add_generation_prompt=False)
+        self.opening = with_tag[len(without) :]
+        self.ends = frozenset(tokenizer.eos_token_ids)
+        if with_tag[: len(without)] != without or not self.opening:
+            raise CheckpointError(
+                "the target's chat template puts nothing before an answer, so answers cannot be told from "
+                "questions: give token ids with answer_start"
+            )
+
+    def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> Iterator[Conversation]:
+        """A chat whose answers the target gave: every answer is a conversation of its own, with what came
+        before it as its prompt, tokenised apart as in use."""
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant" or index == 0:
+                continue
+            prompt = self._tokenizer.chat_text(messages[:index])
+            text = self._tokenizer.chat_text(messages[: index + 1], add_generation_prompt=False)
+            if not text.startswith(prompt):
+                raise CheckpointError(
+                    f"the chat template does not write message {index} behind what it writes before an "
+                    "answer: give token ids with answer_start"
+                )
+            before = self._tokenizer.encode_chat(prompt)
+            answer = self._tokenizer.encode_chat(text[len(prompt) :])
+            stop = next((i + 1 for i, token in enumerate(answer) if token in self.ends), len(answer))
+            tokens = np.array([*before, *answer[:stop]], np.int64)
+            yield Conversation(tokens, ((len(before), len(tokens)),))
+
+    def of_tokens(self, tokens: Tokens) -> Conversation:
+        """A chat as token ids. End tokens that fill its end are cut, but one."""
+        stop = len(tokens)
+        while stop > 1 and int(tokens[stop - 1]) in self.ends and int(tokens[stop - 2]) in self.ends:
+            stop -= 1
+        tokens = tokens[:stop]
+        return Conversation(tokens, tuple(self._spans(tokens.tolist())))
+
+    def _spans(self, tokens: list[int]) -> Iterator[tuple[int, int]]:
+        at, width = 0, len(self.opening)
+        while at + width <= len(tokens):
+            if tokens[at : at + width] != self.opening:
+                at += 1
+                continue
+            start = at + width
+            ends = (i + 1 for i in range(start, len(tokens)) if tokens[i] in self.ends)
+            at = next(ends, len(tokens))
+            if at > start:
+                yield start, at
+
+
+def read_conversations(paths: Sequence[Path], marks: ChatMarks | None) -> Iterator[Conversation]:
+    """All conversations of files, and of directories in the order of their files' names.
+
+    `marks` may be None where every file says where its answers start.
+
+    Raises:
+        CheckpointError: names the file and what is wrong with it.
+    """
+    for path in paths:
+        files = sorted(f for f in path.rglob("*") if f.suffix in KINDS) if path.is_dir() else [path]
+        if not files:
+            raise CheckpointError(f"{path}: no {' or '.join(KINDS)} files there")
+        for file in files:
+            if file.suffix not in KINDS or not file.is_file():
+                raise CheckpointError(f"{file}: conversations are read from {' and '.join(KINDS)} files")
+            yield from (_of_jsonl if file.suffix == ".jsonl" else _of_safetensors)(file, marks)
+
+
+def _of_jsonl(file: Path, marks: ChatMarks | None) -> Iterator[Conversation]:
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{file}: line {number}"
+        try:
+            value = json.loads(line)
+            if "token_ids" in value:
+                tokens = np.array(value["token_ids"], np.int64)
+                yield Conversation(tokens, ((int(value["answer_start"]), len(tokens)),))
+            else:
+                yield from _needed(marks, file).of_messages(value["messages"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{where}: expected an object with messages, or token_ids and answer_start ({error!r})"
+            ) from error
+        except DSparkError as error:
+            raise CheckpointError(f"{where}: {error}") from error
+
+
+def _of_safetensors(file: Path, marks: ChatMarks | None) -> Iterator[Conversation]:
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file}: cannot be read ({error})") from error
+    if "lengths" not in tensors:
+        for name in sorted(tensors):
+            if tensors[name].ndim != 2:
+                raise CheckpointError(
+                    f"{file}: {name} has shape {list(tensors[name].shape)}; without lengths, every tensor is "
+                    "a table of token ids, one conversation a row"
+                )
+            yield from (_needed(marks, file).of_tokens(row.astype(np.int64)) for row in tensors[name])
+        return
+    lengths, tokens = tensors["lengths"].astype(np.int64), tensors["tokens"].astype(np.int64)
+    if int(lengths.sum()) != len(tokens):
+        raise CheckpointError(f"{file}: lengths add up to {int(lengths.sum())}, tokens has {len(tokens)}")
+    pieces = np.split(tokens, np.cumsum(lengths)[:-1])
+    starts = tensors.get("answer_start")
+    failures = [NO_FAILURES] * len(pieces)
+    if "failed" in tensors:
+        counts = tensors["failed_counts"].astype(np.int64)
+        failures = np.split(tensors["failed"].astype(np.int64), np.cumsum(counts)[:-1])
+    for index, piece in enumerate(pieces):
+        if starts is None:
+            yield _needed(marks, file).of_tokens(piece)
+        else:
+            yield Conversation(piece, ((int(starts[index]), len(piece)),), failures[index])
+
+
+def _needed(marks: ChatMarks | None, file: Path) -> ChatMarks:
+    if marks is None:
+        raise CheckpointError(
+            f"{file}: says not where answers start, and the target has no chat template to tell by"
+        )
+    return marks

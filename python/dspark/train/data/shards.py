@@ -1,0 +1,82 @@
+"""Generated conversations on disk: shards written whole or not at all, never generated twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from dspark.errors import CheckpointError
+from dspark.train.data.conversations import Conversation
+from dspark.train.report import Say, duration
+
+SETTINGS = "generation.json"
+PER_SHARD = 64
+
+Task = TypeVar("Task")
+
+
+class Shards:
+    """A directory of `answers-00000.safetensors`, ...: shard k holds what the k-th `PER_SHARD` tasks gave."""
+
+    def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
+        """`settings` is everything that decides what is generated.
+
+        Raises:
+            CheckpointError: the directory holds what other settings gave.
+        """
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        said = directory / SETTINGS
+        if said.exists():
+            found = json.loads(said.read_text(encoding="utf-8"))
+            odd = sorted(k for k in found.keys() | settings.keys() if found.get(k) != settings.get(k))
+            if odd:
+                raise CheckpointError(
+                    f"{said}: what is there was generated with {odd[0]} {found.get(odd[0])!r}, and "
+                    f"{settings.get(odd[0])!r} is wanted: name another directory"
+                )
+        else:
+            fresh = said.with_suffix(".new")
+            fresh.write_text(json.dumps(settings, indent=2), encoding="utf-8")
+            fresh.replace(said)
+
+    def file(self, number: int) -> Path:
+        """Where shard `number` is, or will be."""
+        return self.directory / f"answers-{number:05d}.safetensors"
+
+    def fill(
+        self, tasks: Sequence[Task], generate: Callable[[Sequence[Task]], list[Conversation]], say: Say
+    ) -> None:
+        """Generates the shards that are missing, with an estimate of the time left."""
+        numbers = range((len(tasks) + PER_SHARD - 1) // PER_SHARD)
+        left = [number for number in numbers if not self.file(number).exists()]
+        started, tokens = time.monotonic(), 0
+        for done, number in enumerate(left):
+            found = generate(tasks[number * PER_SHARD : (number + 1) * PER_SHARD])
+            self._write(number, found)
+            tokens += sum(one.answer_tokens for one in found)
+            seconds = time.monotonic() - started
+            say(
+                f"generated {done + 1} of {len(left)} shards, {tokens:,} tokens at {tokens / seconds:.0f}/s, "
+                f"{duration(seconds / (done + 1) * (len(left) - done - 1))} left"
+            )
+
+    def _write(self, number: int, conversations: Sequence[Conversation]) -> None:
+        tokens = [one.tokens for one in conversations]
+        failed = [one.failed for one in conversations]
+        tensors = {
+            "tokens": np.concatenate([*tokens, np.empty(0, np.int64)]).astype(np.uint32),
+            "lengths": np.array([len(one) for one in tokens], np.int32),
+            "answer_start": np.array([one.answers[-1][0] for one in conversations], np.int32),
+            "failed": np.concatenate([*failed, np.empty(0, np.int64)]).astype(np.int32),
+            "failed_counts": np.array([len(one) for one in failed], np.int32),
+        }
+        fresh = self.file(number).with_suffix(".new")
+        save_file(tensors, fresh)
+        fresh.replace(self.file(number))

@@ -1,0 +1,134 @@
+"""The loop: steps, reports, evaluations, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dspark.train.data.conversations import Conversation
+from dspark.train.examples import Order
+from dspark.train.optimiser import Optimiser, Rate
+from dspark.train.report import Log, Say, duration
+from dspark.train.step import Measured, Stepper
+from dspark.train.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long, and how often what; steps are optimiser steps.
+
+    Attributes:
+        steps: of the whole run. sequences: in each of them, over all processes.
+        report_every, evaluate_every: steps. checkpoint_seconds: between checkpoints, at least.
+        stop_after: seconds after which this session ends with a checkpoint, None: when the run is done.
+    """
+
+    steps: int
+    sequences: int
+    report_every: int = 20
+    evaluate_every: int = 500
+    checkpoint_seconds: float = 600.0
+    stop_after: float | None = None
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run is: steps done, seconds spent in steps, tokens of the sequences seen."""
+
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+class Loop:
+    """Runs a run from where it is to its end, or to where it is told to stop."""
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        optimiser: Optimiser,
+        conversations: Sequence[Conversation],
+        world: World,
+        *,
+        pace: Pace,
+        rate: Rate,
+        clip: float,
+        seed: int,
+        evaluate: Callable[[], dict[str, Any]],
+        checkpoint: Callable[[Progress], None],
+        log: Log | None,
+        say: Say,
+    ) -> None:
+        """`evaluate` measures on held-out text (called on every process), `checkpoint` writes the state."""
+        self._stepper, self._optimiser, self._world = stepper, optimiser, world
+        self._conversations, self._order = conversations, Order(len(conversations), seed)
+        self._pace, self._rate, self._clip = pace, rate, clip
+        self._evaluate, self._checkpoint, self._log, self._say = evaluate, checkpoint, log, say
+        self.stop = False
+        """Set from outside (a signal): ends after the step, with a checkpoint."""
+
+    def run(self, at: Progress) -> Progress:
+        """Until the last step, `stop`, or the session's time is over. The last state is always saved."""
+        pace, started, saved = self._pace, time.monotonic(), time.monotonic()
+        first = at.step
+        while at.step < pace.steps and not self._ends(started):
+            began = time.monotonic()
+            measured, rate, norm = self._step(at.step)
+            at.step += 1
+            at.seconds += time.monotonic() - began
+            at.tokens += measured.tokens
+            last = at.step == pace.steps
+            if at.step % pace.report_every == 0 or last or at.step == first + 1:
+                self._report(at, measured, rate, norm)
+            if at.step % pace.evaluate_every == 0 or last:
+                self._measure(at)
+            if self._world.any(time.monotonic() - saved >= pace.checkpoint_seconds):
+                self._checkpoint(at)
+                saved = time.monotonic()
+        if at.step > first:
+            self._checkpoint(at)
+        return at
+
+    def _ends(self, started: float) -> bool:
+        limit = self._pace.stop_after
+        return self._world.any(self.stop or (limit is not None and time.monotonic() - started >= limit))
+
+    def _step(self, step: int) -> tuple[Measured, float, float]:
+        count = self._pace.sequences
+        chosen = [self._conversations[self._order[step * count + i]] for i in range(count)]
+        measured = self._stepper.gradient(step, chosen, step / self._pace.steps)
+        rate = self._rate.at(step)
+        return measured, rate, self._optimiser.step(rate, self._clip)
+
+    def _report(self, at: Progress, measured: Measured, rate: float, norm: float) -> None:
+        if self._log is None:
+            return
+        per_step = at.seconds / at.step
+        left = (self._pace.steps - at.step) * per_step
+        self._log.write(
+            at.step,
+            {
+                "loss": measured.loss,
+                **measured.terms,
+                "expected_length": measured.expected_length,
+                "by_position": measured.by_position,
+                "rate": rate,
+                "gradient_norm": norm,
+                "tokens": at.tokens,
+                "hours": at.seconds / 3600,
+            },
+        )
+        self._say(
+            f"step {at.step:,}/{self._pace.steps:,}: loss {measured.loss:.4f}, expected length "
+            f"{measured.expected_length:.3f}, {per_step:.2f} s a step, {duration(left)} left"
+        )
+
+    def _measure(self, at: Progress) -> None:
+        found = self._evaluate()
+        if self._log is None or not found:
+            return
+        self._log.write(at.step, {"held_out": found, "tokens": at.tokens, "hours": at.seconds / 3600})
+        lengths = ", ".join(f"{v['expected_length']:.3f} at temperature {t}" for t, v in found.items())
+        self._say(f"step {at.step:,}: held-out expected acceptance length {lengths}")

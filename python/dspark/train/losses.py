@@ -1,0 +1,123 @@
+"""The three losses of the paper (section 3.3, equations 9 to 12), and their weights by position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dspark.train.distances import TeacherLaw, distances
+from dspark.train.forward import BlockOutputs
+
+TINY = 1e-6
+"""The reference adds this to the sums of weights, so that a batch without a label divides by something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What is minimised.
+
+    Attributes:
+        cross_entropy, distance, confidence: factors of the terms (paper: 0.1, 0.9, 1.0).
+        decay: weight exp(-k / decay) of slot k = 0, 1, ...; 0: all slots alike.
+        position_weights: "decay", or "dpace".
+        dpace_smoothing: a of D-PACE's (1 - a) q + a.
+        early_cross_entropy, early_share: another factor of the cross-entropy, with the rest of 1 for the
+            distance, in the first part of the run: total variation has weak gradients while the draft is
+            poor. None: the same all along.
+    """
+
+    cross_entropy: float = 0.1
+    distance: float = 0.9
+    confidence: float = 1.0
+    decay: float = 4.0
+    position_weights: str = "decay"
+    dpace_smoothing: float = 0.5
+    early_cross_entropy: float | None = None
+    early_share: float = 0.25
+
+    def factors(self, progress: float) -> tuple[float, float, float]:
+        """Of the three terms, `progress` (0 to 1) into the run."""
+        early = self.early_cross_entropy
+        if early is None or progress >= self.early_share:
+            return self.cross_entropy, self.distance, self.confidence
+        return early, 1.0 - early, self.confidence
+
+
+class Terms(NamedTuple):
+    """Weighted sums of the losses over some blocks, and what is worth watching.
+
+    Attributes:
+        cross_entropy, distance, confidence: sums of weight times loss. weight: the sum of the weights of
+            distance and confidence. said_weight: that of the cross-entropy: less, where the true token is
+            outside of the draft's vocabulary.
+        accepted: `[M, K]`, chance 1 - TV that the slot's token is accepted, detached. counted: `[M, K]`.
+    """
+
+    cross_entropy: Tensor
+    distance: Tensor
+    confidence: Tensor
+    weight: Tensor
+    said_weight: Tensor
+    accepted: Tensor
+    counted: Tensor
+
+    def loss(self, factors: tuple[float, float, float], weight: Tensor, said_weight: Tensor) -> Tensor:
+        """The weighted mean; the weights may be those of more blocks than these (other micro-batches, other
+        processes), of which this is then the share."""
+        ce, distance, confidence = factors
+        return ce * self.cross_entropy / (said_weight + TINY) + (
+            distance * self.distance + confidence * self.confidence
+        ) / (weight + TINY)
+
+
+def slot_weights(counted: Tensor, decay: float) -> Tensor:
+    """`[M, K]`: exp(-k / decay) where a slot counts, else 0."""
+    slots = torch.arange(counted.shape[1], device=counted.device, dtype=torch.float32)
+    return counted * (torch.exp(-slots / decay) if decay > 0 else torch.ones_like(slots))
+
+
+def loss_terms(outputs: BlockOutputs, law: TeacherLaw, rows: Tensor, said: Tensor, goal: Objective) -> Terms:
+    """The terms of M blocks of width K.
+
+    Args:
+        rows: `[M, K]`, the law's row of each slot. said: `[M, K]`, the true token's draft id, -1 if it has
+            none.
+    """
+    shape = rows.shape
+    counted = outputs.labels.counted
+    entropy, apart = distances(outputs.logits.flatten(0, 1), law, rows.flatten(), said.flatten())
+    entropy, apart = entropy.view(shape), apart.view(shape)
+    accepted = (1.0 - 0.5 * apart.detach()).clamp(0.0, 1.0)
+    weights = slot_weights(counted, goal.decay)
+    if goal.position_weights == "dpace":
+        weights = reaching_weights(entropy.detach(), counted, weights, goal.dpace_smoothing)
+    confidence = apart.new_zeros(())
+    if outputs.confidence is not None:
+        errors = F.binary_cross_entropy_with_logits(outputs.confidence.float(), accepted, reduction="none")
+        confidence = (errors * weights).sum()
+    return Terms(
+        cross_entropy=(entropy * weights).sum(),
+        distance=(apart * weights).sum(),
+        confidence=confidence,
+        weight=weights.sum(),
+        said_weight=(weights * (said >= 0)).sum(),
+        accepted=accepted,
+        counted=counted,
+    )
+
+
+def reaching_weights(entropy: Tensor, counted: Tensor, weights: Tensor, smoothing: float) -> Tensor:
+    """D-PACE (as in speculators): slot k weighs the sum over j >= k of the products up to j of
+    s = (1 - a) q + a, q being the draft's probability of the true token.
+
+    It is how much the expected accepted length moves with slot k. Each block's weights are scaled to the sum
+    that the decay would have given it, so that losses stay comparable and their sums are known beforehand.
+    """
+    smooth = (1.0 - smoothing) * torch.exp(-entropy) + smoothing
+    reached = torch.where(counted, smooth, 1.0).cumprod(1) * counted
+    found = reached.flip(1).cumsum(1).flip(1) * counted
+    return found * (weights.sum(1, keepdim=True) / found.sum(1, keepdim=True).clamp(min=TINY))

@@ -1,0 +1,108 @@
+"""AdamW, optionally Muon for the matrices, and the schedule of the rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dspark.errors import ConfigError
+
+HEADS = ("markov_head.markov_w1.", "markov_head.markov_w2.", "confidence_head.")
+"""Never under Muon: W1 and W2 are tables over the vocabulary, of which a step touches few rows (the public
+recipes keep them at Adam's high rate: with less the bias they learn stays small)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Warm-up over `warmup` of all steps, then a cosine to `floor` of the peak (DeepSpec: 0.04, to 0)."""
+
+    peak: float
+    steps: int
+    warmup: float = 0.04
+    floor: float = 0.0
+
+    def at(self, step: int) -> float:
+        """The rate of step 0, 1, ..."""
+        warm = max(1, round(self.warmup * self.steps))
+        if step < warm:
+            return self.peak * (step + 1) / warm
+        done = min(1.0, (step - warm) / max(1, self.steps - warm))
+        return self.peak * (self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * done)))
+
+
+class Optimiser:
+    """One or two of torch's optimisers, stepped together; their rates are set before each step."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        muon: bool = False,
+        muon_factor: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+    ) -> None:
+        """`muon`: matrices of the backbone go by Muon at `muon_factor` times the rate, scaled so that its
+        updates are as large as Adam's (arXiv 2502.16982); all else by AdamW."""
+        matrices = {n: p for n, p in parameters.items() if muon and p.dim() == 2 and not n.startswith(HEADS)}
+        others = [p for n, p in parameters.items() if n not in matrices]
+        if not parameters:
+            raise ConfigError("there is nothing to train")
+        fused = all(type(p.data) is torch.Tensor for p in others)  # not for sharded parameters
+        adam = torch.optim.AdamW(others, lr=0.0, betas=betas, weight_decay=weight_decay, fused=fused)
+        self._all: list[tuple[float, torch.optim.Optimizer]] = [(1.0, adam)]
+        if matrices:
+            self._all.append((muon_factor, muon_of(list(matrices.values()), weight_decay)))
+        self._parameters = list(parameters.values())
+
+    def step(self, rate: float, clip: float) -> float:
+        """One step at this rate, gradients clipped to a norm of `clip`; returns their norm before, and
+        forgets them. Gradients that are not finite are not applied."""
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, clip)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if bool(norm.isfinite()):
+            for factor, optimiser in self._all:
+                for group in optimiser.param_groups:
+                    group["lr"] = rate * factor
+                optimiser.step()
+        for parameter in self._parameters:
+            parameter.grad = None
+        return float(norm)
+
+    @property
+    def parts(self) -> list[torch.optim.Optimizer]:
+        """The optimisers themselves, AdamW first."""
+        return [optimiser for _, optimiser in self._all]
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """What a resumed run needs."""
+        return [optimiser.state_dict() for optimiser in self.parts]
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """Takes `state_dict` back."""
+        if len(states) != len(self._all):
+            raise ConfigError("the checkpoint's optimiser is another one: the choice of Muon has changed")
+        for optimiser, state in zip(self.parts, states, strict=True):
+            optimiser.load_state_dict(state)
+
+
+def muon_of(matrices: list[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
+    """torch's Muon.
+
+    Raises:
+        ConfigError: this torch has none (it came with 2.9), or the matrices are sharded.
+    """
+    maker = getattr(torch.optim, "Muon", None)
+    if maker is None:
+        raise ConfigError(f"Muon needs torch 2.9 or newer, and this is {torch.__version__}")
+    if any(type(matrix.data) is not torch.Tensor for matrix in matrices):
+        raise ConfigError("Muon needs whole matrices: use data parallelism, or AdamW with FSDP")
+    made: torch.optim.Optimizer = maker(
+        matrices, lr=0.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    return made

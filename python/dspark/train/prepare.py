@@ -1,0 +1,153 @@
+"""Before the first step: data, target, draft, the state of an earlier run, the teacher's states."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dspark.draft import DSparkDraftModel
+from dspark.errors import ConfigError
+from dspark.pretrained import resolve
+from dspark.serve.models import parse_dtype
+from dspark.target import load_target
+from dspark.target.protocol import Target
+from dspark.text import Tokenizer
+from dspark.train.cache import StateCache, cache_bytes, check_size
+from dspark.train.checkpoint import read_state
+from dspark.train.create import draft_from, new_draft
+from dspark.train.data.conversations import Conversation, frequent_tokens
+from dspark.train.examples import StateSource
+from dspark.train.gather import gather, generate
+from dspark.train.report import Say, duration
+from dspark.train.settings import Settings, fingerprint
+from dspark.train.shape import draft_config, mask_token
+from dspark.train.teacher import Teacher
+from dspark.train.world import World
+
+
+@dataclass(slots=True)
+class Prepared:
+    """Everything before the first step."""
+
+    world: World
+    target_path: Path
+    target: Target
+    draft: DSparkDraftModel
+    trained: list[Conversation]
+    held_out: list[Conversation]
+    state: dict[str, Any] | None
+    run: dict[str, Any]
+
+
+def prepare(settings: Settings, world: World, say: Say) -> Prepared:
+    """Data, target and draft, and the state of an earlier run with the same settings."""
+    state = read_state(settings.output)
+    # Generation is one process's work, the others read what it wrote.
+    generated = generate(settings, say) if world.is_main else []
+    world.wait()
+    if not world.is_main:
+        generated = generate(settings, say)
+    path = resolve(settings.target, "target")
+    has_tokenizer = (path / "tokenizer.json").exists()
+    tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
+    trained, held_out = gather(settings, generated, tokenizer, say)
+    target = load_target(path, device=world.device, dtype=parse_dtype(settings.dtype))
+    draft = _draft(settings, path, target, tokenizer, trained, state).to(world.device)
+    run = {
+        "curve": settings.curve(),
+        "data": fingerprint([one.key() for one in trained]),
+        "target_ids": None if draft.target_ids is None else draft.target_ids.tolist(),
+        "mask_token_id": draft.config.mask_token_id,
+    }
+    _check_resumable(settings, state, run)
+    return Prepared(world, path, target, draft, trained, held_out, state, run)
+
+
+def _draft(
+    settings: Settings,
+    path: Path,
+    target: Target,
+    tokenizer: Tokenizer | None,
+    trained: list[Conversation],
+    state: dict[str, Any] | None,
+) -> DSparkDraftModel:
+    if settings.start is not None:
+        return draft_from(resolve(settings.start, "draft"), path)
+    shape = settings.shape
+    if shape.mask_token_id is None:
+        if state is not None:
+            mask = state["run"]["mask_token_id"]
+        else:
+            mask = mask_token(tokenizer, {int(t) for one in trained for t in np.unique(one.tokens)})
+        shape = dataclasses.replace(shape, mask_token_id=mask)
+    config = draft_config(shape, target.config)
+    ids = None
+    if config.reduced:
+        stored = None if state is None else state["run"]["target_ids"]
+        found = frequent_tokens(trained, config.vocab_size, config.draft_vocab_size)
+        ids = torch.tensor(stored) if stored is not None else torch.from_numpy(found)
+    return new_draft(config, path, ids, settings.seed, settings.start_layers)
+
+
+def _check_resumable(settings: Settings, state: dict[str, Any] | None, run: dict[str, Any]) -> None:
+    if state is None or settings.accept_changes:
+        return
+    old, new = state["run"]["curve"], run["curve"]
+    odd = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    if odd:
+        raise ConfigError(
+            f"{settings.output}: the run there has {odd[0]} {old.get(odd[0])!r}, and {new.get(odd[0])!r} is "
+            "asked for: accept changes, or name another directory"
+        )
+    if state["run"]["data"] != run["data"]:
+        raise ConfigError(
+            f"{settings.output}: the run there was trained on other conversations: accept changes, or name "
+            "another directory"
+        )
+
+
+def states_of(settings: Settings, ready: Prepared, say: Say) -> StateSource:
+    """The teacher's states: the target's own passes, or a cache that is filled first."""
+    config = ready.draft.config
+    teacher = Teacher(ready.target, config.target_layer_ids)
+    directory = settings.data.cache
+    if directory is None:
+        return teacher
+    said = {
+        "target": settings.target,
+        "taps": list(config.target_layer_ids),
+        "dtype": str(ready.target.dtype),
+    }
+    if ready.world.is_main:
+        cache = StateCache(directory, said)
+        missing = cache.missing(ready.trained)
+        whole_size = cache_bytes(ready.trained, len(config.target_layer_ids), config.target_hidden_size)
+        need = cache_bytes(missing, len(config.target_layer_ids), config.target_hidden_size)
+        say(
+            f"hidden states take {whole_size / 1e9:.2f} GB in {directory}, of which {need / 1e9:.2f} GB are "
+            "to be computed"
+        )
+        check_size(whole_size, settings.data.cache_limit, directory)
+        cache.fill(ready.trained, teacher, _progress(say))
+    ready.world.wait()
+    return StateCache(directory, said)
+
+
+def _progress(say: Say) -> Callable[[int, int], None]:
+    started, said = time.monotonic(), [time.monotonic()]
+
+    def show(done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - said[0] >= 30 or done == total:
+            said[0] = now
+            left = (now - started) / done * (total - done)
+            say(f"hidden states: {done:,} of {total:,} tokens, {duration(left)} left")
+
+    return show

@@ -1,0 +1,140 @@
+"""Everything that a run is told, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import ConfigError
+from dspark.train.data.generate import Sampling
+from dspark.train.loop import Pace
+from dspark.train.losses import Objective
+from dspark.train.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """Where conversations come from; several sources add up.
+
+    Attributes:
+        files: conversations as they are. prompts: users' turns to answer, `samples` times each.
+        self_prompts: how many prompts the target makes up; openers: a file with one per line.
+        draft: generates with this draft, and remembers where verify passes failed.
+        sampling, user_sampling: of answers, and of made-up users' turns.
+        max_length: tokens of a conversation. held_out: share of the prompts.
+        cache: a directory for hidden states, None: computed on the fly; cache_limit: bytes.
+    """
+
+    files: tuple[Path, ...] = ()
+    prompts: Path | None = None
+    samples: int = 1
+    self_prompts: int = 0
+    openers: Path | None = None
+    draft: str | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    user_sampling: Sampling = field(
+        default_factory=lambda: Sampling(temperatures=(1.0, 1.0), top_p=0.95, max_tokens=96)
+    )
+    batch_size: int = 32
+    max_length: int = 1024
+    held_out: float = 0.05
+    cache: Path | None = None
+    cache_limit: int = 4_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A run.
+
+    Attributes:
+        target: a directory or a known name. output: the run's directory; the draft is in its `draft`.
+        shape: of a new draft; start: or a draft to go on from; start_layers: the target's layers that a new
+            draft's start as copies of.
+        anchors: blocks per sequence. failed_anchors: share of them where verify passes failed.
+        context_noise: see `noisy`. learning_rate, warmup, clip, muon, weight_decay, betas: of the optimiser.
+        micro_batch: sequences at a time. bf16: autocast. attention: see `dspark.train.attention`.
+        parallel: "ddp" or "fsdp". packaging, save_dtype, save_head: see `save_draft`.
+        held_out_sequences, held_out_anchors, temperatures: what an evaluation measures.
+    """
+
+    target: str
+    output: Path
+    data: DataSettings
+    shape: Shape
+    pace: Pace
+    goal: Objective = field(default_factory=Objective)
+    start: str | None = None
+    start_layers: tuple[int, ...] = ()
+    anchors: int = 512
+    failed_anchors: float = 0.0
+    context_noise: float = 0.0
+    detach_confidence: bool = False
+    learning_rate: float = 6e-4
+    warmup: float = 0.04
+    clip: float = 1.0
+    muon: bool = False
+    muon_factor: float = 1.0
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    micro_batch: int = 4
+    bf16: bool = False
+    device: str = "auto"
+    dtype: str = "auto"
+    attention: str | None = None
+    parallel: str = "ddp"
+    seed: int = 0
+    packaging: str | None = None
+    save_dtype: str = "bfloat16"
+    save_head: bool = True
+    tensorboard: bool = False
+    held_out_sequences: int = 32
+    held_out_anchors: int = 32
+    temperatures: tuple[float, ...] = (1.0, 0.7)
+    accept_changes: bool = False
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ConfigError: names the value, what was expected and what was found.
+        """
+        for name, found, low in (
+            ("steps", self.pace.steps, 1),
+            ("sequences", self.pace.sequences, 1),
+            ("anchors", self.anchors, 1),
+            ("micro_batch", self.micro_batch, 1),
+            ("report_every", self.pace.report_every, 1),
+            ("evaluate_every", self.pace.evaluate_every, 1),
+        ):
+            if found < low:
+                raise ConfigError(f"{name} is {found}; expected at least {low}")
+        for name, share in (("held_out", self.data.held_out), ("failed_anchors", self.failed_anchors)):
+            if not 0.0 <= share < 1.0 and not (name == "failed_anchors" and share == 1.0):
+                raise ConfigError(f"{name} is {share}; expected a share from 0 to below 1")
+        if self.goal.position_weights not in ("decay", "dpace"):
+            raise ConfigError(f"position_weights must be decay or dpace, not {self.goal.position_weights!r}")
+        if not self.learning_rate > 0:
+            raise ConfigError(f"learning_rate is {self.learning_rate}; expected a number above 0")
+        if any(t <= 0 for t in self.temperatures):
+            raise ConfigError("temperatures must be above 0: temperature 0 is measured in any case")
+        if not (self.data.files or self.data.prompts or self.data.self_prompts):
+            raise ConfigError("there is nothing to train on: give data, prompts, or self_prompts")
+
+    def curve(self) -> dict[str, Any]:
+        """What decides about the learning curve: a resumed run must have the same, or say that it accepts
+        changes. How often things are written, where, and on what, is not part of it."""
+        free = ("output", "pace", "data", "device", "attention", "parallel", "micro_batch", "tensorboard",
+                "packaging", "save_dtype", "save_head", "held_out_sequences", "held_out_anchors",
+                "temperatures", "accept_changes")  # fmt: skip
+        values = {k: v for k, v in dataclasses.asdict(self).items() if k not in free}
+        values |= {"steps": self.pace.steps, "sequences": self.pace.sequences}
+        plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
+        return plain
+
+
+def fingerprint(keys: list[str]) -> str:
+    """Of the conversations in their order."""
+    return hashlib.blake2b("".join(keys).encode(), digest_size=8).hexdigest()

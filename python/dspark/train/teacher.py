@@ -1,0 +1,61 @@
+"""The frozen target as a teacher: tapped states, last states, and how its logits are normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.errors import ConfigError, NumericsError
+from dspark.target.protocol import Target
+from dspark.train.data.conversations import Conversation
+
+ROWS_AT_ONCE = 128
+"""Rows of logits over the whole vocabulary in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Of one conversation of L tokens: `taps` `[L, taps * hidden]`, `hidden` `[L, hidden]` after the final
+    norm, `normalisers` `[L]` f32 (0 where no answer token is predicted)."""
+
+    taps: Tensor
+    hidden: Tensor
+    normalisers: Tensor
+
+
+class Teacher:
+    """Runs conversations through the target, whole and from their beginning, as prefill does."""
+
+    def __init__(self, target: Target, taps: Sequence[int]) -> None:
+        self.target = target
+        self.taps = tuple(taps)
+
+    def states(self, conversations: Sequence[Conversation]) -> list[States]:
+        """One pass over all of them.
+
+        Raises:
+            NumericsError: the target gave a NaN or an infinity.
+        """
+        lengths = [len(one.tokens) for one in conversations]
+        with torch.inference_mode():
+            ids = torch.cat([torch.from_numpy(one.tokens) for one in conversations]).to(self.target.device)
+            segments = [(self.target.new_cache(), length) for length in lengths]
+            hidden, taps = self.target(ids, segments, self.taps, "hidden")
+            if taps is None:
+                raise ConfigError("a draft reads at least one tap")
+            found = []
+            parts = zip(conversations, torch.split(hidden, lengths), torch.split(taps, lengths), strict=True)
+            for one, last, tapped in parts:
+                normalisers = torch.zeros(len(last), dtype=torch.float32, device=last.device)
+                first = one.answers[0][0] - 1  # the row that predicts the first answer token
+                for start in range(max(first, 0), len(last), ROWS_AT_ONCE):
+                    rows = slice(start, start + ROWS_AT_ONCE)
+                    normalisers[rows] = self.target.project(last[rows]).float().logsumexp(-1)
+                if not (normalisers.isfinite().all() and tapped.isfinite().all()):
+                    raise NumericsError(f"the target gave a NaN or an infinity on conversation {one.key()}")
+                found.append((tapped, last, normalisers))
+        # Copies outside of inference mode: what autograd saves must be ordinary tensors.
+        return [States(*(tensor.clone() for tensor in tensors)) for tensors in found]

@@ -1,0 +1,101 @@
+"""The processes of a run: one alone, or many under torchrun."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dspark.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process's place among `size`."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and talks."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.size > 1:
+            values = values.clone()
+            dist.all_reduce(values)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process says so."""
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)) > 0)
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        """Ends the group, if there is one."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(device: torch.device) -> World:
+    """This process alone, or its place in what torchrun started (NCCL on GPUs, gloo on CPUs)."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return World(0, 1, device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return World(dist.get_rank(), size, device)
+
+
+def distribute(
+    module: nn.Module, inner: nn.Module, layers: list[nn.Module], world: World, how: str
+) -> nn.Module:
+    """The module for this world: itself alone, under DistributedDataParallel ("ddp"), or sharded in place
+    ("fsdp", torch's FSDP2): each of `layers` by itself, and what else `inner` has, which holds all parameters
+    and may be called without `module`."""
+    if how not in ("ddp", "fsdp"):
+        raise ConfigError(f"parallel must be ddp or fsdp, not {how!r}")
+    if world.size == 1:
+        return module
+    if how == "ddp":
+        return nn.parallel.DistributedDataParallel(module)
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in layers:
+        fully_shard(layer)
+    fully_shard(inner)
+    return module
+
+
+def whole(value: Any) -> Any:
+    """A tensor out of its shards; every process must ask. Other values as they are, containers inside."""
+    if hasattr(value, "full_tensor"):
+        return value.full_tensor()
+    if isinstance(value, dict):
+        return {key: whole(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [whole(item) for item in value]
+    return value
+
+
+def like(value: Any, sample: Any) -> Any:
+    """A whole tensor, sharded as `sample` is."""
+    if hasattr(sample, "device_mesh"):
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(value.to(sample.device), sample.device_mesh, sample.placements)
+    return value

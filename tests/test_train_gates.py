@@ -1,0 +1,106 @@
+"""The gates before a long run, on the embedded pair: they pass, and they notice what they are for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from dspark import DSparkDecoder, SamplingParams
+from dspark.pretrained import resolve
+from dspark.train import check
+from dspark.train.forward import BlockOutputs, TrainingPass
+from dspark.train.run import train
+from dspark.train.teacher import States, Teacher
+from training import STARTS, small_run
+
+TARGET, DRAFT = resolve("tiny", "target"), resolve("tiny-draft", "draft")
+
+
+def gates(tmp_path: Path, decoders: Callable[..., DSparkDecoder]) -> dict[str, object]:
+    tokenizer = decoders().models.require_tokenizer()
+    settings = small_run(tmp_path, tmp_path)
+    return check.gates(settings, TARGET, DRAFT, [tokenizer.encode(text) for text in STARTS[:3]])
+
+
+def test_training_and_decoding_agree(tmp_path: Path, decoders: Callable[..., DSparkDecoder]) -> None:
+    found = gates(tmp_path, decoders)
+    assert found["passed"]
+    assert found["drafted_accepted"]
+
+
+def test_states_off_by_one_are_noticed(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = Teacher.states
+
+    def wrong(self: Teacher, conversations: object) -> list[States]:
+        return [
+            States(one.taps, one.hidden.roll(1, 0), one.normalisers) for one in states(self, conversations)
+        ]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Teacher, "states", wrong)
+    found = gates(tmp_path, decoders)
+    assert not found["passed"]
+    assert found["teacher_wrong"]
+
+
+def test_a_context_that_includes_the_anchor_is_noticed(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = TrainingPass.forward
+
+    def leaking(self: TrainingPass, batch: object, anchors: object, width: int) -> BlockOutputs:
+        shifted = type(batch)(
+            **{n: getattr(batch, n) for n in batch.__slots__} | {"taps": batch.taps.roll(-1, 1)}
+        )  # type: ignore[attr-defined]
+        return forward(self, shifted, anchors, width)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TrainingPass, "forward", leaking)
+    found = gates(tmp_path, decoders)
+    assert not found["passed"]
+    assert found["rounds_wrong"]
+    assert not found["teacher_wrong"]
+
+
+def test_a_markov_token_off_by_one_is_noticed(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = TrainingPass._heads
+
+    def shifted(self: TrainingPass, hidden: Tensor, labels: object) -> BlockOutputs:
+        previous = labels.previous.roll(1, 1)  # type: ignore[attr-defined]
+        wrong = type(labels)(labels.positions, previous, labels.tokens, labels.counted)  # type: ignore[attr-defined]
+        return heads(self, hidden, wrong)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TrainingPass, "_heads", shifted)
+    assert not gates(tmp_path, decoders)["passed"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("vocabulary", [None, 200])
+def test_one_sample_overfits_to_the_whole_block(tmp_path: Path, vocabulary: int | None) -> None:
+    params = SamplingParams(max_tokens=81, temperature=0.0, ignore_eos=True)
+    with DSparkDecoder.from_pretrained("tiny", None, device="cpu") as decoder:
+        text = decoder.generate("class Reader(", params)
+    start, ids = len(text.prompt_token_ids), [*text.prompt_token_ids, *text.token_ids]
+    chats = tmp_path / "one.jsonl"
+    chats.write_text(json.dumps({"token_ids": ids, "answer_start": start}))
+    settings = small_run(
+        tmp_path / "run",
+        chats,
+        shape={"layers": 2, "vocabulary": vocabulary},
+        data={"held_out": 0.0},
+        pace={"steps": 400, "sequences": 1, "report_every": 50, "checkpoint_seconds": 1e9},
+        anchors=80,
+        save_dtype="float32",
+    )
+    train(settings, print)
+    with DSparkDecoder.from_pretrained("tiny", tmp_path / "run" / "draft", device="cpu") as decoder:
+        again = decoder.generate("class Reader(", params)
+    assert again.token_ids == text.token_ids
+    rounds = [one.committed for one in again.rounds]
+    assert sum(rounds[:-1]) >= 4.8 * len(rounds[:-1]), rounds  # block size 4, and one

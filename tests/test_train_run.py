@@ -1,0 +1,190 @@
+"""Whole runs: interrupted and resumed, refused, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dspark import DSparkDecoder, SamplingParams
+from dspark.draft import load_draft
+from dspark.errors import CapacityError, CheckpointError, ConfigError
+from dspark.target import load_target
+from dspark.train.checkpoint import read_state
+from dspark.train.run import train
+from training import small_run, write_chats
+
+TARGET = Path(__file__).parents[1] / "python" / "dspark" / "pretrained" / "tiny" / "target"
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory, decoders: Callable[..., DSparkDecoder]) -> Path:
+    return write_chats(tmp_path_factory.mktemp("chats") / "chats.jsonl", decoders(draft=None))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, chats: Path) -> Path:
+    output = tmp_path_factory.mktemp("finished") / "run"
+    train(small_run(output, chats), print)
+    return output
+
+
+def weights(output: Path) -> dict[str, Tensor]:
+    state = read_state(output)
+    assert state is not None
+    return dict(state["draft"])
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Killed(Exception):
+    pass
+
+
+def dies_at(step: int) -> Callable[[str], None]:
+    def say(line: str) -> None:
+        if line.startswith(f"step {step}/"):
+            raise Killed
+
+    return say
+
+
+@pytest.mark.parametrize("muon", [False, True])
+def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, chats: Path, muon: bool) -> None:
+    plain, broken = tmp_path / "plain", tmp_path / "broken"
+    train(small_run(plain, chats, muon=muon), print)
+    settings = small_run(broken, chats, muon=muon)
+    for step in (3, 6):
+        with pytest.raises(Killed):
+            train(settings, dies_at(step))
+        state = read_state(broken)
+        assert state is not None
+        assert state["run"]["progress"]["step"] == step - 1
+    outcome = train(settings, print)
+    assert outcome["finished"]
+    assert same(weights(plain), weights(broken))
+    logs = [[json.loads(x) for x in (d / "log.jsonl").read_text().splitlines()] for d in (plain, broken)]
+    assert [one.get("loss") for one in logs[0]] == [one.get("loss") for one in logs[1]]
+    assert not same(weights(plain), {name: w * 1.001 for name, w in weights(plain).items()})
+
+
+def test_a_kill_while_writing_leaves_the_last_state(
+    tmp_path: Path, chats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, calls = tmp_path / "run", [0]
+    save = torch.save
+
+    def half(value: Any, stream: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 4:
+            stream.write(b"half a state")
+            raise Killed
+        save(value, stream)
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(Killed):
+        train(small_run(output, chats), print)
+    state = read_state(output)
+    assert state is not None
+    assert state["run"]["progress"]["step"] == 3
+    monkeypatch.undo()
+    train(small_run(output, chats), print)
+    reference = tmp_path / "reference"
+    train(small_run(reference, chats), print)
+    assert same(weights(output), weights(reference))
+
+
+def test_the_session_s_time_ends_it_with_a_checkpoint(tmp_path: Path, chats: Path) -> None:
+    outcome = train(small_run(tmp_path / "run", chats, pace={"stop_after": 0.0}), print)
+    assert not outcome["finished"]
+    assert outcome["steps"] == 0
+
+
+def test_other_settings_or_data_are_not_mixed_in(tmp_path: Path, chats: Path, finished: Path) -> None:
+    with pytest.raises(ConfigError, match="learning_rate"):
+        train(small_run(finished, chats, learning_rate=1e-3), print)
+    fewer = tmp_path / "fewer.jsonl"
+    fewer.write_text("\n".join(chats.read_text().splitlines()[:20]))
+    with pytest.raises(ConfigError, match="other conversations"):
+        train(small_run(finished, fewer), print)
+
+
+def test_cached_states_give_the_same_curve_up_to_their_precision(
+    tmp_path: Path, chats: Path, finished: Path
+) -> None:
+    settings = small_run(tmp_path / "run", chats, data={"cache": tmp_path / "states"})
+    train(settings, print)
+    for name, weight in weights(finished).items():
+        assert float((weight - weights(tmp_path / "run")[name]).abs().max()) < 0.02, name
+    stored = sorted((tmp_path / "states").iterdir())
+    again = small_run(tmp_path / "again", chats, data={"cache": tmp_path / "states"})
+    train(again, print)
+    assert sorted((tmp_path / "states").iterdir()) == stored
+    assert same(weights(tmp_path / "run"), weights(tmp_path / "again"))
+    other = small_run(tmp_path / "o", chats, shape={"taps": (0, 1)}, data={"cache": tmp_path / "states"})
+    with pytest.raises(CheckpointError, match="another cache"):
+        train(other, print)
+
+
+def test_a_cache_beyond_its_limit_is_refused_before_it_starts(tmp_path: Path, chats: Path) -> None:
+    data = {"cache": tmp_path / "states", "cache_limit": 1000}
+    with pytest.raises(CapacityError, match="GB"):
+        train(small_run(tmp_path / "run", chats, data=data), print)
+    assert not list((tmp_path / "states").glob("states-*"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        ({}, {"packaging": "flat"}),
+        ({"markov_head_type": "rnn"}, {"packaging": "nested"}),
+        ({"markov_head_type": "gated", "vocabulary": 300}, {}),
+        ({"markov_head_type": "none", "vocabulary": 300}, {"save_head": False}),
+        ({"confidence": False, "training_block_size": 8}, {"packaging": "speculators"}),
+    ],
+)
+def test_the_result_loads_and_decodes(
+    tmp_path: Path, chats: Path, shape: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    settings = small_run(tmp_path / "run", chats, shape=shape, save_dtype="float32", **changes)
+    train(settings, print)
+    draft = load_draft(tmp_path / "run" / "draft", target=load_target(TARGET))
+    config = draft.config
+    assert config.block_size == 4
+    assert config.training_block_size == shape.get("training_block_size", 4)
+    assert config.markov_head_type == {"none": None}.get(*[shape.get("markov_head_type", "vanilla")] * 2)
+    assert config.reduced == ("vocabulary" in shape)
+    assert config.own_head == (changes.get("packaging") != "nested" and changes.get("save_head", True))
+    params = SamplingParams(max_tokens=24, temperature=0.0)
+    with DSparkDecoder.from_pretrained("tiny", tmp_path / "run" / "draft", device="cpu") as decoder:
+        found = decoder.generate("def run(", params)
+    with DSparkDecoder.from_pretrained("tiny", None, device="cpu") as decoder:
+        assert found.token_ids == decoder.generate("def run(", params).token_ids
+    assert sum(one.drafted for one in found.rounds) > 0
+
+
+def test_a_run_can_start_from_a_draft(tmp_path: Path, chats: Path, finished: Path) -> None:
+    settings = small_run(tmp_path / "run", chats, start=str(finished / "draft"), learning_rate=1e-9)
+    train(settings, print)
+    was, now = weights(finished), weights(tmp_path / "run")
+    assert was.keys() == now.keys()
+    assert all(torch.allclose(was[name], now[name], atol=5e-3, rtol=1e-2) for name in was)  # bf16 between
+
+
+def test_layers_may_start_as_the_target_s(tmp_path: Path, chats: Path) -> None:
+    settings = small_run(tmp_path / "run", chats, start_layers=(4,), learning_rate=1e-12)
+    train(settings, print)
+    stored = load_file(TARGET / "model.safetensors")
+    found = weights(tmp_path / "run")
+    name = "layers.{}.self_attn.q_proj.weight"
+    assert torch.allclose(found[name.format(0)], stored["model." + name.format(4)], atol=1e-6)
+    with pytest.raises(ConfigError, match="start_layers"):
+        train(small_run(tmp_path / "two", chats, start_layers=(3, 4)), print)

@@ -1,0 +1,94 @@
+"""Two processes on one machine (torchrun, gloo) take the steps of one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from dspark import DSparkDecoder
+from dspark.train.checkpoint import read_state
+from dspark.train.run import train
+from training import small_run, write_chats
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = """
+import sys, torch
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+torch.set_num_threads(1)
+from training import small_run
+from dspark.train.run import train
+train(small_run(Path({output!r}), Path({chats!r}), parallel={how!r}, pace={{"steps": {steps}}}), print)
+"""
+
+
+def weights(output: Path) -> dict[str, Tensor]:
+    state = read_state(output)
+    assert state is not None
+    return dict(state["draft"])
+
+
+def two_processes(output: Path, chats: Path, how: str, steps: int = 3) -> None:
+    launch(
+        output.with_suffix(".py"),
+        SCRIPT.format(tests=str(ROOT / "tests"), output=str(output), chats=str(chats), how=how, steps=steps),
+    )
+
+
+def launch(script: Path, text: str) -> None:
+    script.write_text(text)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(script)], env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_two_processes_give_the_weights_of_one(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], how: str
+) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=16)
+    train(small_run(tmp_path / "one", chats, pace={"steps": 3}), print)
+    two_processes(tmp_path / "two", chats, how)
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert one.keys() == two.keys()
+    for name in one:
+        # Adam divides by the root of the squared gradient: rounding grows there.
+        assert float((one[name] - two[name]).abs().max()) < 1e-5, name
+    train(small_run(tmp_path / "other", chats, pace={"steps": 3}, seed=1), print)
+    assert max(float((one[n] - w).abs().max()) for n, w in weights(tmp_path / "other").items()) > 1e-3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_two_processes_resume_to_the_same_weights(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], how: str
+) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=16)
+    two_processes(tmp_path / "whole", chats, how, steps=4)
+    script = (tmp_path / "whole.py").read_text().replace("whole", "broken")
+    dying = script.replace("print)", "dies)").replace("train(small", f"{DIES}\ntrain(small")
+    with pytest.raises(AssertionError, match="killed"):
+        launch(tmp_path / "broken.py", dying)
+    state = read_state(tmp_path / "broken")
+    assert state is not None
+    assert state["run"]["progress"]["step"] == 2
+    launch(tmp_path / "broken.py", script)
+    whole, broken = weights(tmp_path / "whole"), weights(tmp_path / "broken")
+    assert all(float((whole[name] - broken[name]).abs().max()) < 1e-6 for name in whole)
+
+
+DIES = """
+def dies(line):
+    print(line)
+    if line.startswith("step 3/"):
+        raise SystemExit("killed")
+"""
