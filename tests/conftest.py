@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -14,6 +14,9 @@ import pytest
 
 from dspark import DSparkDecoder
 from dspark.pretrained import cache_root
+
+if TYPE_CHECKING:
+    from runner_zoo import Pair
 
 # A shell that starts the tests in the background lets them ignore Ctrl-C, and their children too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,3 +53,18 @@ def decoders() -> Iterator[Callable[..., DSparkDecoder]]:
     yield make
     for decoder in made.values():
         decoder.close()
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """Random float64 pairs for each kind of cache (`runner_zoo.KINDS`), each kind once."""
+    from runner_zoo import load_pair  # brings transformers along
+
+    made: dict[str, Pair] = {}
+
+    def make(kind: str) -> Pair:
+        if kind not in made:
+            made[kind] = load_pair(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return make

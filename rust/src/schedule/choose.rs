@@ -133,7 +133,8 @@ impl<'a> Search<'a> {
     /// Looks for a better plan among those in which the first `drafting` of the ranked requests draft.
     fn improve(&self, best: &mut Best, drafting: usize) {
         let mut pass = self.cost.pass.walk();
-        let mut seconds = self.cost.round_seconds + self.cost.request_seconds * self.running as f64
+        let mut seconds = self.cost.round_seconds
+            + self.cost.request_seconds * self.running as f64
             + self.cost.draft_seconds(drafting, 0);
         let (mut tokens, mut width) = (self.running as f64, self.running as f64);
         let bar = drafting as u32;
@@ -172,7 +173,9 @@ impl<'a> Search<'a> {
     /// Tokens to draft, by the order in which the hopes came.
     fn lengths(&self, best: &Best) -> Vec<usize> {
         let mut lengths = vec![0; self.ranked.len()];
-        self.taken(best).filter(|item| item.is_first).for_each(|item| lengths[self.ranked[item.rank as usize]] += 1);
+        self.taken(best)
+            .filter(|item| item.is_first)
+            .for_each(|item| lengths[self.ranked[item.rank as usize]] += 1);
         lengths
     }
 }

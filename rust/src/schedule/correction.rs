@@ -76,7 +76,8 @@ mod tests {
     fn positions_that_were_not_reached_teach_nothing() {
         let mut correction = Correction::new(4);
         correction.add(&Outcome { drafted: 4, confidences: &[0.5; 4], verified: 3, accepted: 1 });
-        let signs: Vec<f64> = correction.offsets().iter().map(|x| if *x == 0.0 { 0.0 } else { x.signum() }).collect();
+        let signs: Vec<f64> =
+            correction.offsets().iter().map(|x| if *x == 0.0 { 0.0 } else { x.signum() }).collect();
         assert_eq!(signs, [1.0, -1.0, 0.0, 0.0]);
     }
 }

@@ -201,7 +201,8 @@ impl CostTable {
 
     /// What drafting `tokens` tokens for `requests` requests adds to a round.
     pub fn draft_seconds(&self, requests: usize, tokens: usize) -> f64 {
-        let pass = self.draft.as_ref().filter(|_| requests > 0).map_or(0.0, |draft| draft.at(requests as f64));
+        let pass =
+            self.draft.as_ref().filter(|_| requests > 0).map_or(0.0, |draft| draft.at(requests as f64));
         pass + self.token_seconds * tokens as f64
     }
 

@@ -35,7 +35,8 @@ impl CostTable {
         let mut passes = passes.to_vec();
         passes.sort_by_key(|&(tokens, ..)| tokens);
         // However dear requests are, tokens are not paid for.
-        let dearest = passes.iter().filter(|p| p.1 > 0).map(|p| p.2 / p.1 as f64).fold(f64::INFINITY, f64::min);
+        let dearest =
+            passes.iter().filter(|p| p.1 > 0).map(|p| p.2 / p.1 as f64).fold(f64::INFINITY, f64::min);
         let (mut low, mut high) = (0.0, if dearest.is_finite() { 0.999 * dearest } else { 0.0 });
         for _ in 0..STEPS {
             let third = (high - low) / 3.0;

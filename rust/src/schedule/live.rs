@@ -44,6 +44,9 @@ const KNOWN: u32 = 8;
 /// The furthest that one measurement counts, as a log ratio.
 const UP: f64 = 0.25;
 const DOWN: f64 = -0.7;
+/// A width that was not seen for some tens of rounds and is now faster by this much: that is no accident, and half of
+/// it is believed at once. What was dear is visited rarely, and has to be forgiven in a few visits.
+const MUCH_FASTER: f64 = -0.2;
 /// What a visit is worth a round later, where widths without a visit are judged by the others.
 const RECENT: f64 = 0.98;
 
@@ -70,6 +73,8 @@ impl LiveCosts {
 
     /// Learns from a round; true if the table was refitted.
     pub fn add(&mut self, round: &RoundTime) -> bool {
+        self.pass.age();
+        self.draft.age();
         if round.tokens > 0 && is_time(round.verify) {
             let expected =
                 self.start.pass.at(round.tokens as f64) + self.start.request_seconds * round.requests as f64;
@@ -142,22 +147,32 @@ impl Ratios {
         let at = match self.cells.binary_search_by_key(&width, |cell| cell.width) {
             Ok(at) => at,
             Err(at) => {
-                self.cells.insert(at, Cell { width, ratio: self.ratio(width as f64), visits: 0, recent: 0.0 });
+                self.cells
+                    .insert(at, Cell { width, ratio: self.ratio(width as f64), visits: 0, recent: 0.0 });
                 at
             }
         };
         let visits = self.cells[at].visits;
-        let error = (ratio - self.cells[at].ratio).clamp(DOWN, UP);
+        let off = ratio - self.cells[at].ratio;
+        let error = off.clamp(DOWN, UP);
         let shared = SHARED * error * f64::from(visits.min(KNOWN)) / f64::from(KNOWN);
         for cell in &mut self.cells {
             cell.ratio += shared;
-            cell.recent *= RECENT;
         }
         self.elsewhere += shared;
         let cell = &mut self.cells[at];
-        cell.ratio += error * f64::max(OWN, NEW / f64::from(visits + 1));
+        cell.ratio += if off < MUCH_FASTER && cell.recent < 0.5 {
+            0.5 * off
+        } else {
+            error * f64::max(OWN, NEW / f64::from(visits + 1))
+        };
         cell.visits = visits.saturating_add(1);
         cell.recent += 1.0;
+    }
+
+    /// A round has passed.
+    fn age(&mut self) {
+        self.cells.iter_mut().for_each(|cell| cell.recent *= RECENT);
     }
 
     /// Widths that were never seen are as far off as those seen lately.

@@ -146,11 +146,7 @@ struct Walk<F> {
 }
 
 /// Starts at the plan that verifies nothing: one token for each request.
-fn walk(
-    cost: &CostTable,
-    current: &Survivals,
-    tokens_per_step: f64,
-) -> Walk<impl FnMut(f64) -> f64> {
+fn walk(cost: &CostTable, current: &Survivals, tokens_per_step: f64) -> Walk<impl FnMut(f64) -> f64> {
     let requests = current.requests;
     let mut pass = cost.pass.walk();
     let fixed = cost.round_seconds + cost.request_seconds * requests as f64 + current.paid;
@@ -237,12 +233,7 @@ pub fn global(current: &Survivals, cost: &CostTable, _proof: Foresight) -> Vec<u
 }
 
 /// Number of tokens of the best plan, each of the list's tokens standing for `scale` tokens.
-fn best_prefix(
-    list: impl Iterator<Item = f64>,
-    current: &Survivals,
-    scale: f64,
-    cost: &CostTable,
-) -> usize {
+fn best_prefix(list: impl Iterator<Item = f64>, current: &Survivals, scale: f64, cost: &CostTable) -> usize {
     let mut walk = walk(cost, current, scale);
     let (mut best, mut gain) = (0, 0.0);
     for (k, survival) in (1..).zip(list) {

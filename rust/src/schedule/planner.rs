@@ -110,7 +110,6 @@ impl Planner {
         matches!(self.policy, Policy::Throughput { .. })
     }
 
-
     /// Verify lengths of a round, one for each draft. `all_greedy`: every request has temperature 0.
     ///
     /// Where the draft has no confidence head, its acceptance in past rounds stands in.

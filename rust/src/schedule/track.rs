@@ -60,7 +60,8 @@ impl Outcome<'_> {
     fn positions(&self) -> impl Iterator<Item = (usize, f64, f64)> + '_ {
         let known = if self.accepted < self.verified { self.accepted + 1 } else { self.verified };
         let told = (0..known).map(|slot| (slot, f64::from(u8::from(slot < self.accepted)), 1.0));
-        let guesses = if known == self.verified && self.accepted == self.verified { self.confidences } else { &[] };
+        let guesses =
+            if known == self.verified && self.accepted == self.verified { self.confidences } else { &[] };
         let mut reached = 1.0;
         told.chain(guesses.iter().enumerate().skip(known).map(move |(slot, &c)| {
             let (c, weight) = (f64::from(c), reached);

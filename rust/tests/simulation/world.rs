@@ -78,12 +78,17 @@ pub fn clients(count: usize, mean: f64, head: Head) -> Vec<Client> {
     (0..count).map(|_| Client { mean, spread: 0.25, head, track: Track::default() }).collect()
 }
 
+/// What a round came to.
+pub struct Went {
+    pub account: Account,
+    pub depths: Vec<Depth>,
+}
+
 /// What a stretch of rounds came to.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Account {
     pub tokens: f64,
     pub seconds: f64,
-    pub rounds: usize,
     /// Blocks drafted, over all requests.
     pub blocks: usize,
 }
@@ -98,7 +103,6 @@ pub struct World {
     pub machine: Machine,
     pub clients: Vec<Client>,
     pub planner: Planner,
-    pub rule: Rule,
     noise: Noise,
     clock: u32,
 }
@@ -110,14 +114,7 @@ pub fn throughput(machine: &Machine, lag: usize) -> Policy {
 impl World {
     pub fn new(machine: Machine, clients: Vec<Client>, policy: Policy) -> Self {
         let planner = Planner::new(policy, Rule::Rejection, GAMMA);
-        World {
-            machine,
-            clients,
-            planner,
-            rule: Rule::Rejection,
-            noise: Noise { seed: 5, sample: 0 },
-            clock: 0,
-        }
+        World { machine, clients, planner, noise: Noise { seed: 5, sample: 0 }, clock: 0 }
     }
 
     fn uniform(&self, request: usize, slot: usize, what: u32) -> f64 {
@@ -130,7 +127,7 @@ impl World {
     }
 
     /// One round; `drafts` false: nobody may draft.
-    pub fn round(&mut self, drafts: bool) -> Account {
+    pub fn round(&mut self, drafts: bool) -> Went {
         self.clock += 1;
         let room = if drafts { GAMMA } else { 0 };
         let mut prospects: Vec<_> =
@@ -144,7 +141,8 @@ impl World {
             let mut confidences = Vec::new();
             for slot in 0..depth.tokens {
                 let own = 0.3 * (self.uniform(r, slot, 1) - 0.5);
-                let chance = (client.mean + client.mean.min(1.0 - client.mean) * (block + own) * 2.0).clamp(0.01, 0.99);
+                let chance = (client.mean + client.mean.min(1.0 - client.mean) * (block + own) * 2.0)
+                    .clamp(0.01, 0.99);
                 let logit = (chance / (1.0 - chance)).ln();
                 let sigmoid = |x: f64| (1.0 / (1.0 + (-x).exp())) as f32;
                 chances.push(chance);
@@ -202,7 +200,10 @@ impl World {
         });
         self.planner.learn(lessons);
         self.planner.timed(&time);
-        Account { tokens: time.committed as f64, seconds: time.total, rounds: 1, blocks: drafting }
+        Went {
+            account: Account { tokens: time.committed as f64, seconds: time.total, blocks: drafting },
+            depths,
+        }
     }
 
     pub fn run(&mut self, rounds: usize) -> Account {
@@ -212,10 +213,9 @@ impl World {
     pub fn stretch(&mut self, rounds: usize, drafts: bool) -> Account {
         let mut sum = Account::default();
         for _ in 0..rounds {
-            let round = self.round(drafts);
+            let round = self.round(drafts).account;
             sum.tokens += round.tokens;
             sum.seconds += round.seconds;
-            sum.rounds += 1;
             sum.blocks += round.blocks;
         }
         sum
@@ -224,6 +224,6 @@ impl World {
 
 /// Tokens per second of plain decoding and of `fixed` on the same machine.
 pub fn others(machine: &Machine, clients: &[Client], rounds: usize) -> (f64, f64) {
-    let mut world = || World::new(machine.clone(), clients.to_vec(), Policy::Fixed);
+    let world = || World::new(machine.clone(), clients.to_vec(), Policy::Fixed);
     (world().stretch(rounds, false).rate(), world().run(rounds).rate())
 }
