@@ -110,7 +110,11 @@ def test_the_estimate_counts_every_mode_and_turn() -> None:
     table, cell = CostTable([(1, 0.01), (8, 0.02), (64, 0.1)]), Cell("chat", 0.0, 8)
     few = Grid(sets=["chat"], policies=["throughput"], turns=3, tokens=64)
     many = Grid(sets=["chat"], turns=6, tokens=64)
-    assert predicted_seconds(few, cell, table, 7) == pytest.approx((1 + 3 * 1.125) * 2 * 64 * 0.02)
+    assert predicted_seconds(few, cell, table, 7) == pytest.approx(
+        (1 + 3 * 1.125) * 2 * 64 * 0.02 + 2 * 3 * 0.06
+    )
+    with_prompts = predicted_seconds(few, cell, table, 7, prompt=50) - predicted_seconds(few, cell, table, 7)
+    assert with_prompts == pytest.approx(2 * 7 * 8 * 50 * table.seconds(128) / 128)
     assert predicted_seconds(many, cell, table, 7) > 2 * predicted_seconds(few, cell, table, 7)
     assert [duration(s) for s in (12.4, 200, 7200)] == ["12 s", "3 min", "2.0 h"]
 

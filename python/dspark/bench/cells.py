@@ -15,6 +15,13 @@ POLICIES = ("fixed", "threshold", "throughput")
 KEPT_PER_ROUND = 1.5
 """Tokens per round that the first estimate counts on; later ones go by what was measured."""
 
+WIDE = 128
+"""Tokens of a pass that stands for prefills in the estimate."""
+
+SETTLE = 0.03
+"""Seconds around each timed run: OpenMP's workers spin for 10 ms or so after their last product, on a core
+that the next mode needs, and the engine's own account is complete by then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -71,10 +78,17 @@ class Grid:
             yield Cell(name, temperature, batch)
 
 
-def predicted_seconds(grid: Grid, cell: Cell, costs: _core.CostTable, block_size: int) -> float:
-    """Seconds that a cell takes, going by the cost table: one whole turn to warm up, and the timed ones."""
+def predicted_seconds(
+    grid: Grid, cell: Cell, costs: _core.CostTable, block_size: int, prompt: float = 0.0
+) -> float:
+    """Seconds that a cell takes, going by the cost table: one whole turn to warm up, and the timed ones.
+
+    `prompt` is the mean length of the set's prompts in tokens.
+    """
     passes = 1 + grid.turns * (1 + grid.warm_tokens / grid.tokens)
+    prefills = (1 + 2 * grid.turns) * cell.batch * prompt * costs.seconds(WIDE) / WIDE
+    waits = 2 * SETTLE * grid.turns
     plain = grid.tokens * costs.seconds(cell.batch)
     drafting = grid.tokens / KEPT_PER_ROUND * costs.seconds(cell.batch * (1 + block_size))
     each = {PLAIN: plain, "fixed": drafting, "threshold": (plain + drafting) / 2, "throughput": plain}
-    return passes * sum(each[mode] for mode in grid.modes)
+    return sum(passes * each[mode] + prefills + waits for mode in grid.modes)

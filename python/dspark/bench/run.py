@@ -6,16 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dspark.bench.cells import PLAIN, Cell, Grid, predicted_seconds
+from dspark.bench.cells import PLAIN, SETTLE, Cell, Grid, predicted_seconds
 from dspark.bench.looping import is_looping
 from dspark.decoder import DSparkDecoder
 from dspark.errors import ConfigError
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
-
-SETTLE = 0.03
-"""Seconds around each timed run: OpenMP's workers spin for 10 ms or so after their last product, on a core
-that the next mode needs, and the engine's own account is complete by then."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -73,8 +69,10 @@ class Bench:
             )
         self._decoder, self._grid, self._prompts = decoder, grid, prompts
         block_size = int(decoder.info()["block_size"])
+        mean = {name: sum(map(len, each)) / len(each) for name, each in prompts.items()}
         self._predicted = {
-            cell: predicted_seconds(grid, cell, source.table, block_size) for cell in grid.cells()
+            cell: predicted_seconds(grid, cell, source.table, block_size, mean[cell.prompts])
+            for cell in grid.cells()
         }
         self._spent: dict[Cell, float] = {}
 

@@ -79,8 +79,9 @@ class _Bench:
             token_seconds = self._chain()
             feed_seconds = self._feed(draft[0][1])
             few = min(self.effort.requests, self.batch)
-            # Prompts are cheaper by the token than passes of a few tokens.
-            if few > 1 and self._has_time((few - 1) * self.context * passes[-1][2] / passes[-1][0]):
+            # A recurrent target cannot be forked where it went on, and reads the prompts again.
+            prompts = (few - 1) * self.context if self.runner.forks_at_parts else 0
+            if few > 1 and self._has_time(prompts * passes[-1][2] / passes[-1][0]):
                 self._admit(few)
                 draft.append((few, self._time(lambda: self._draft(few))))
                 passes += self._passes(few, widest=few * NARROW, reserve=0.0)
@@ -98,15 +99,16 @@ class _Bench:
         )
 
     def _admit(self, count: int) -> None:
-        """Prompts of made-up tokens, until there are `count` requests."""
-        new = list(range(len(self.ids) + 1, count + 1))
-        self.ids += new
-        for request in new:
-            self.runner.prefill([request], [self._tokens(self.context, request)], [True])
+        """Requests behind the same made-up prompt, until there are `count`: copies of the first if possible."""
+        for request in range(len(self.ids) + 1, count + 1):
+            taken = self.runner.fork(request, 1, self.context, True) if self.ids else 0
+            self.ids.append(request)
+            if taken < self.context:
+                self.runner.prefill([request], [self._tokens(self.context)[taken:]], [True])
 
-    def _tokens(self, count: int, start: int = 0) -> list[int]:
+    def _tokens(self, count: int) -> list[int]:
         vocabulary = self.models.target.config.vocab_size
-        return [(start + i) * SPREAD % vocabulary for i in range(count)]
+        return [i * SPREAD % vocabulary for i in range(count)]
 
     def _passes(self, requests: int, widest: int, reserve: float) -> Iterator[tuple[int, int, float]]:
         """Seconds of the target over 1, 2, 4, .. tokens of each request, `widest` tokens at last.
