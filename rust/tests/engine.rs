@@ -210,3 +210,43 @@ fn cancelled_requests_leave_within_a_round_and_closing_aborts_the_rest() {
     let (refused, _) = request(4, &[4], SamplingParams::default(), 10);
     assert!(queue.submit(refused).is_err());
 }
+
+#[test]
+fn many_threads_use_one_engine_and_it_closes_while_busy() {
+    let (mut engine, queue) = engine(Rule::Rejection, toy::GAMMA, draft_with(0.3));
+    let serving = std::thread::spawn(move || engine.run());
+    let clients: Vec<_> = (0..4u64)
+        .map(|client| {
+            let queue = queue.clone();
+            std::thread::spawn(move || {
+                let mut inboxes = Vec::new();
+                for turn in 0..40u64 {
+                    let (request, inbox) = request(client * 100 + turn, &[3; 20], greedy(), 30);
+                    let cancelled = request.cancelled.clone();
+                    if queue.submit(request).is_err() {
+                        break;
+                    }
+                    if turn % 5 == 0 {
+                        cancelled.store(true, Ordering::Relaxed);
+                        queue.wake();
+                    } else if turn < 20 {
+                        while !inbox.is_over() {
+                            std::thread::yield_now();
+                        }
+                    }
+                    inboxes.push(inbox);
+                }
+                inboxes
+            })
+        })
+        .collect();
+    let inboxes: Vec<_> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
+    queue.close();
+    serving.join().unwrap();
+    let whole = inboxes.iter().filter(|inbox| inbox.tokens().len() == 30).count();
+    assert!(whole >= 4 * 16, "{whole} were waited for");
+    for inbox in &inboxes {
+        // The engine is gone, and everybody was told.
+        inbox.finish(|finish| assert!(matches!(finish.reason, FinishReason::Length | FinishReason::Abort)));
+    }
+}

@@ -107,3 +107,26 @@ fn a_prompt_goes_through_the_target_once() {
         assert_eq!(twice(false, together, [&prompt[..16], &prompt[..16]], both), (32, 0));
     }
 }
+
+#[test]
+fn a_preempted_request_can_be_cancelled_where_it_waits() {
+    let small = EngineConfig {
+        max_kv_tokens: 128,
+        prefill_chunk_size: 64,
+        ..toy::config(Rule::Rejection, toy::GAMMA)
+    };
+    let stats = Arc::<StatsBoard>::default();
+    let (mut engine, queue) = toy::with(small, ToyRunner::default(), stats.clone());
+    let (first, first_inbox) = request(1, &[3; 20], SamplingParams::default(), 90);
+    let (second, second_inbox) = request(2, &[4; 20], SamplingParams::default(), 90);
+    let cancelled = second.cancelled.clone();
+    assert!(queue.submit(first).is_ok() && queue.submit(second).is_ok());
+    while stats.read().preempted == 0 {
+        engine.step();
+    }
+    cancelled.store(true, std::sync::atomic::Ordering::Relaxed);
+    engine.step();
+    second_inbox.finish(|finish| assert_eq!(finish.reason, FinishReason::Abort));
+    assert!(!first_inbox.is_over() && stats.read().preempted == 0);
+    engine.audit().unwrap();
+}
