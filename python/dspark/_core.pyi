@@ -6,6 +6,7 @@ from typing import Any, Final, TypeAlias, final
 from dspark.sampling import SamplingParams
 
 __all__ = [
+    "Attention",
     "Calibration",
     "CostTable",
     "Engine",
@@ -85,6 +86,22 @@ class Calibration:
     def apply(self, confidences: Sequence[float]) -> list[float]: ...
 
 @final
+class Attention:
+    """Attention of one pass: rows of several requests over their caches, a call per layer; by address."""
+
+    def __new__(
+        cls,
+        dtype: str,
+        key_heads: int,
+        query_heads: int,
+        head_dim: int,
+        segments: list[tuple[int, int, int, int]],
+        reaches: list[tuple[bool, int, bool]],
+        workers: int,
+    ) -> Attention: ...
+    def layer(self, index: int, reach: int, input: int, row_stride: int, output: int) -> None: ...
+
+@final
 class Product:
     """A small float32 weight `[cols, inner]`, packed for products of a few rows; `run` works by address."""
 
@@ -115,6 +132,7 @@ class Engine:
         max_batch_size: int,
         max_kv_tokens: int,
         prefill_chunk_size: int = 512,
+        max_queue_size: int = 1024,
         confidence_threshold: float | None = None,
         cost_table: CostTable | None = None,
         markov_candidates: int | None = None,

@@ -16,6 +16,7 @@ from dspark import _core
 from dspark.errors import CapacityError, DSparkError, RequestError
 from dspark.result import GenerationResult, StreamPiece
 from dspark.sampling import SamplingParams
+from dspark.serve.costs import CostSource, obtain
 from dspark.serve.engine import EngineThread, Handle, Submission
 from dspark.serve.models import Models
 from dspark.serve.options import Options
@@ -34,12 +35,17 @@ class DSparkDecoder:
     def __init__(self, load: Callable[[], Models], options: Options) -> None:
         """`load` gives the models; it is called on the engine's thread, and what it raises is raised here."""
 
+        source: list[CostSource | None] = []
+
         def make() -> tuple[Models, _core.Engine]:
             models = load()
-            return models, options.engine(models)
+            costs = obtain(models, options)
+            source.append(costs)
+            return models, options.engine(models, None if costs is None else costs.table)
 
         self._options = options
         self._engine = EngineThread(make)
+        self._costs = source[0]
         self._models = self._engine.models
 
     @classmethod
@@ -50,7 +56,7 @@ class DSparkDecoder:
         *,
         device: str = "auto",
         dtype: str = "auto",
-        policy: str = "fixed",
+        policy: str = "throughput",
         confidence_threshold: float | None = None,
         cost_table: _core.CostTable | None = None,
         calibration: _core.Calibration | None = None,
@@ -69,8 +75,11 @@ class DSparkDecoder:
         Hub ids (with the extra `dspark[hub]`). Without a draft the same engine decodes plainly.
 
         Options: `device` ("auto", "cpu", "cuda"); `dtype` ("auto": the checkpoint's, "float32",
-        "float16", "bfloat16", "float64"); `policy` ("fixed" verifies what was drafted, "threshold" stops
-        before the first confidence below `confidence_threshold`, "throughput" plans with `cost_table`);
+        "float16", "bfloat16", "float64"); `policy` ("throughput" drafts and verifies
+        what raises the expected tokens per second, "fixed" verifies all that was drafted, "threshold" stops
+        before the first confidence below `confidence_threshold`); `cost_table`, what "throughput" plans by in
+        place of a measurement (with a draft and without a table, passes are timed at the start, which takes a
+        second at most and is kept on disk);
         `calibration` of the confidence head; `block_size`, tokens to draft per round at most;
         `markov_candidates`, restricts each step of the Markov chain to that many candidates; `acceptance`
         ("rejection", "block" or "coupled"); `max_batch_size` requests at once; `max_model_len`, the
@@ -196,7 +205,8 @@ class DSparkDecoder:
 
     def info(self) -> dict[str, Any]:
         """What runs where and why: models, devices, attention, policy, and what is switched off."""
-        return {**self._models.info(), **self._options.info(self._models)}
+        costs = None if self._costs is None else self._costs.source
+        return {**self._models.info(), **self._options.info(self._models), "cost_table": costs}
 
     def stats(self) -> dict[str, Any]:
         """Running counts since the start: requests, tokens, rounds, acceptance, time in each phase."""

@@ -8,7 +8,7 @@ use dspark_core::accept::Rule;
 use dspark_core::engine::*;
 use dspark_core::params::SamplingParams;
 use dspark_core::stop::{StopIds, StopStrings};
-use toy::{Inbox, ToyRunner, engine, request, serve};
+use toy::{Inbox, Letters, ToyRunner, engine, request, serve};
 
 fn greedy() -> SamplingParams {
     SamplingParams { temperature: 0.0, ..SamplingParams::default() }
@@ -136,23 +136,10 @@ fn min_tokens_keeps_the_end_away() {
     assert!(!inbox.tokens()[..9].contains(&plain[0]));
 }
 
-/// Shows tokens as letters.
-struct Letters;
-
-impl Detokenizer for Letters {
-    fn push(&mut self, token: u32) -> String {
-        char::from(b'a' + token as u8).to_string()
-    }
-
-    fn flush(&mut self) -> String {
-        String::new()
-    }
-}
-
 #[test]
 fn a_stop_string_is_found_across_rounds_and_cut_out() {
     let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 40).tokens();
-    let text: String = plain.iter().map(|&token| char::from(b'a' + token as u8)).collect();
+    let text: String = plain.iter().map(|&token| Letters::letter(token)).collect();
     for start in 0..plain.len() - 3 {
         let string = text[start..start + 3].to_owned();
         let at = text.find(&string).unwrap();
@@ -222,23 +209,4 @@ fn cancelled_requests_leave_within_a_round_and_closing_aborts_the_rest() {
     }
     let (refused, _) = request(4, &[4], SamplingParams::default(), 10);
     assert!(queue.submit(refused).is_err());
-}
-
-#[test]
-fn what_does_not_fit_waits_and_what_never_fits_is_refused() {
-    let (mut engine, queue) = engine(Rule::Rejection, toy::GAMMA, draft_with(0.0));
-    let (huge, huge_inbox) = request(1, &[3], greedy(), 5000);
-    let (half, half_inbox) = request(2, &[3], greedy(), 3000);
-    let (other, other_inbox) = request(3, &[3], greedy(), 3000);
-    for request in [huge, half, other] {
-        assert!(queue.submit(request).is_ok());
-    }
-    engine.step();
-    huge_inbox.finish(|finish| assert!(matches!(finish.error, Some(Failure::Capacity(_)))));
-    assert!(!half_inbox.tokens().is_empty() && other_inbox.tokens().is_empty());
-    while !other_inbox.is_over() {
-        engine.step();
-    }
-    assert_eq!(half_inbox.tokens().len(), 3000);
-    assert_eq!(other_inbox.tokens(), half_inbox.tokens());
 }

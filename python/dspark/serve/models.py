@@ -71,6 +71,8 @@ class Models:
                 progress=progress,
             )
         switched_off: list[str] = []
+        if (reason := getattr(model, "unforkable", None)) is not None:
+            switched_off.append(f"prefix reuse: {reason}")
         tokenizer = None
         if (target_path / "tokenizer.json").exists():  # a damaged one is an error
             tokenizer = Tokenizer.from_directory(target_path)

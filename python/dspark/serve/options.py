@@ -30,7 +30,7 @@ DEFAULT_KV_TOKENS = 1 << 17
 class Options:
     """What `DSparkDecoder.from_pretrained` was asked for beside the models."""
 
-    policy: str = "fixed"
+    policy: str = "throughput"
     confidence_threshold: float | None = None
     cost_table: _core.CostTable | None = None
     calibration: _core.Calibration | None = None
@@ -77,26 +77,32 @@ class Options:
         """Positions of all running requests at most; by default one request of the whole window fits."""
         return self.max_kv_tokens or max(DEFAULT_KV_TOKENS, 2 * self.window(models))
 
-    def engine(self, models: Models) -> _core.Engine:
-        """The Rust engine; raises `ConfigError` for what does not fit."""
+    def engine(self, models: Models, costs: _core.CostTable | None) -> _core.Engine:
+        """The Rust engine; raises `ConfigError` for what does not fit.
+
+        `costs` is what the throughput policy plans by (`dspark.serve.costs.obtain`); without a draft there is
+        nothing to plan.
+        """
         if self.max_model_len is not None and self.max_model_len > models.window:
             raise ConfigError(
                 f"max_model_len = {self.max_model_len} is more than the models' window of {models.window}"
             )
         if self.policy == "threshold" and models.draft is not None and not models.has_confidence:
-            raise ConfigError('policy "threshold" needs a draft with a confidence head, and this one has none')
+            raise ConfigError(
+                'policy "threshold" needs a draft with a confidence head, and this one has none'
+            )
         return _core.Engine(
             models.runner(),
             models.heads(),
             rule=self.acceptance,
-            policy=self.policy,
+            policy=self.policy if models.draft is not None else "fixed",
             gamma=models.gamma,
             block_size=models.drafted_per_round(self.block_size),
             max_batch_size=self.max_batch_size,
             max_kv_tokens=self.kv_tokens(models),
             prefill_chunk_size=self.prefill_chunk_size,
             confidence_threshold=self.confidence_threshold,
-            cost_table=self.cost_table,
+            cost_table=costs if models.draft is not None else None,
             markov_candidates=self.markov_candidates,
             calibrations=[] if self.calibration is None else [(None, self.calibration)],
         )

@@ -4,8 +4,10 @@ use std::time::{Duration, Instant};
 
 use crate::accept::{TokenLogprobs, Verdict};
 use crate::chain::Chain;
+use crate::engine::cached::{Cached, Forks, border};
 use crate::engine::{
-    Failure, Finish, FinishReason, Request, RequestId, Round, Stats, StopReason, Timing, Update,
+    Failure, Finish, FinishReason, Latencies, Request, RequestId, Round, RunnerError, Stats, StopReason,
+    Timing, Update,
 };
 use crate::history::History;
 use crate::law::Workspace;
@@ -13,21 +15,24 @@ use crate::noise::Counted;
 use crate::schedule::{Depth, Lesson, Outcome, Prospect, Skipped, Track};
 use crate::stop::StopHit;
 
-/// State of a running request between rounds.
+/// State of a request between rounds, from its admission on.
 pub(super) struct Active {
+    /// What was asked; its prompt has moved to `cached`.
     pub(super) request: Request,
+    pub(super) cached: Cached,
     pub(super) history: History,
     pub(super) workspace: Workspace,
     /// This round's draft.
     pub(super) chain: Chain,
     /// The anchor, then the drafted tokens that the target checks; for the prefill, the prompt's last token.
     pub(super) rows: Vec<u32>,
-    /// Tokens of the prompt that the caches hold.
-    pub(super) prefilled: usize,
-    /// Positions reserved in the caches.
-    pub(super) reserved: usize,
     pub(super) timing: Timing,
     pub(super) finish: Option<(FinishReason, Option<StopReason>, Option<Failure>)>,
+    /// Prompt tokens that came from the caches of another request.
+    pub(super) reused: usize,
+    pub(super) preemptions: u32,
+    demand: usize,
+    prompt: usize,
     /// How its drafts have fared.
     track: Track,
     /// What the policy says of this round's draft.
@@ -41,17 +46,21 @@ pub(super) struct Active {
 }
 
 impl Active {
-    pub(super) fn new(request: Request, reserved: usize, now: Instant) -> Self {
+    pub(super) fn new(mut request: Request, now: Instant) -> Self {
         let timing = Timing { queue: now - request.submitted, ..Timing::default() };
+        let demand = request.demand();
+        let tokens = std::mem::take(&mut request.prompt);
         Active {
-            history: History::new(&request.prompt),
+            history: History::new(&tokens),
             workspace: Workspace::default(),
             chain: Chain::default(),
-            rows: request.prompt.last().copied().into_iter().collect(),
-            prefilled: 0,
-            reserved,
+            rows: tokens.last().copied().into_iter().collect(),
             timing,
             finish: None,
+            reused: 0,
+            preemptions: 0,
+            demand,
+            prompt: tokens.len(),
             track: Track::default(),
             depth: Depth::default(),
             skipped: Skipped::default(),
@@ -60,13 +69,37 @@ impl Active {
             rounds: Vec::new(),
             bad_draft_rows: 0,
             update: Update::default(),
+            cached: Cached { tokens, drafted: request.drafts, ..Cached::default() },
             request,
         }
     }
 
-    /// Tokens of the prompt that wait for their pass.
+    /// Whether its first token is still to be drawn. If not, a prefill is one after a preemption, and the anchor is known.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.generated == 0
+    }
+
+    /// Rows that the caches have to hold before the next round: every committed token's but the anchor's.
+    pub(super) fn goal(&self) -> usize {
+        self.cached.tokens.len() - usize::from(!self.is_fresh())
+    }
+
+    /// Tokens that wait for their prefill pass.
     pub(super) fn unfilled(&self) -> usize {
-        self.request.prompt.len() - self.prefilled
+        self.goal() - self.cached.rows
+    }
+
+    /// The next part of a prompt, of at most `left` tokens; up to the last page border if forks need it.
+    pub(super) fn part(&self, left: usize, forks: Forks) -> &[u32] {
+        let (rows, goal) = (self.cached.rows, self.goal());
+        let border = border(goal);
+        let end = if forks == Forks::AtParts && rows < border { border } else { goal };
+        &self.cached.tokens[rows..end.min(rows + left)]
+    }
+
+    /// Rows that the caches can ever come to.
+    pub(super) fn demand(&self) -> usize {
+        self.demand
     }
 
     /// The last committed token.
@@ -76,7 +109,7 @@ impl Active {
 
     /// The noise of the coming round, counted by the absolute position of its anchor.
     pub(super) fn noise(&self) -> Counted {
-        let position = self.request.prompt.len() + self.generated - 1;
+        let position = self.prompt + self.generated - 1;
         Counted::new(self.request.noise, position as u32)
     }
 
@@ -146,6 +179,7 @@ impl Active {
     fn push(&mut self, token: u32, logprobs: Option<TokenLogprobs>) -> bool {
         self.anchor = token;
         self.generated += 1;
+        self.cached.tokens.push(token);
         self.update.tokens.push(token);
         self.update.logprobs.extend(logprobs);
         let may_stop = self.generated >= self.request.params.min_tokens as usize;
@@ -166,14 +200,24 @@ impl Active {
     /// The request and the rows of this round's verify pass that its caches keep; none once it has ended.
     pub(super) fn kept(&mut self) -> Option<(RequestId, usize)> {
         let kept = self.rounds.last()?.committed;
-        self.finish.is_none().then_some((self.request.id, kept))
+        if self.finish.is_some() {
+            return None;
+        }
+        self.cached.rows += kept;
+        Some((self.request.id, kept))
+    }
+
+    /// Whether what the caches hold is right whatever becomes of the request.
+    pub(super) fn leaves_a_prefix(&self) -> bool {
+        !matches!(self.finish, Some((FinishReason::Error, ..)))
     }
 
     /// Adds what this round did to the engine's totals.
-    pub(super) fn report(&self, stats: &mut Stats) {
+    pub(super) fn report(&self, stats: &mut Stats, latencies: &mut Latencies, now: Instant) {
         if self.update.tokens.is_empty() {
             return;
         }
+        latencies.record(now - self.request.submitted, self.update.tokens.len(), self.timing.updates.last());
         stats.tokens += self.update.tokens.len() as u64;
         if let Some(round) = self.rounds.last() {
             stats.rounds += 1;
@@ -187,6 +231,11 @@ impl Active {
     /// Ends the request unless it has ended.
     pub(super) fn end(&mut self, reason: FinishReason, failure: Option<Failure>) {
         self.finish.get_or_insert((reason, None, failure));
+    }
+
+    /// Ends the request because something of its own failed in the runner.
+    pub(super) fn fail(&mut self, error: &RunnerError) {
+        self.end(FinishReason::Error, Some(Failure::Runner(error.to_string())));
     }
 
     /// Sends what this round committed; with it the account, if the request has ended.
@@ -210,6 +259,8 @@ impl Active {
                 rounds: std::mem::take(&mut self.rounds),
                 timing: std::mem::take(&mut self.timing),
                 bad_draft_rows: self.bad_draft_rows,
+                reused: self.reused,
+                preemptions: self.preemptions,
                 skipped: self.skipped,
             });
         }
@@ -218,7 +269,7 @@ impl Active {
 }
 
 /// Ends a request that never ran.
-pub(super) fn refuse(mut request: Request, reason: FinishReason, error: Option<Failure>) {
+pub(super) fn end_unserved(mut request: Request, reason: FinishReason) {
     let timing = Timing {
         queue: request.submitted.elapsed(),
         total: request.submitted.elapsed(),
@@ -227,11 +278,13 @@ pub(super) fn refuse(mut request: Request, reason: FinishReason, error: Option<F
     let finish = Finish {
         reason,
         stop: None,
-        error,
+        error: None,
         rounds: Vec::new(),
         timing,
         bad_draft_rows: 0,
         skipped: Skipped::default(),
+        reused: 0,
+        preemptions: 0,
     };
     request.sink.update(Update { finish: Some(finish), ..Update::default() });
 }

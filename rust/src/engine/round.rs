@@ -13,51 +13,6 @@ use crate::rows::Rows;
 use crate::schedule::{Draft, RoundTime};
 
 impl<M: ModelRunner> Engine<M> {
-    /// Runs the next tokens of the prompts that wait, up to the chunk size, in order, and draws the first token of each
-    /// request whose prompt is through.
-    pub(super) fn prefill(&mut self) {
-        let started = Instant::now();
-        let mut left = self.config.prefill_chunk_size;
-        let mut items = Vec::new();
-        for active in &self.prefilling {
-            if left == 0 {
-                break;
-            }
-            let (start, rows) = (active.prefilled, active.unfilled().min(left));
-            items.push((
-                active.request.id,
-                &active.request.prompt[start..start + rows],
-                active.request.drafts,
-            ));
-            left -= rows;
-        }
-        if items.is_empty() {
-            return;
-        }
-        let rows: Vec<_> = items.iter().map(|(_, part, _)| part.len()).collect();
-        let outcome = self.runner.prefill(&items);
-        let batch = &mut self.prefilling[..rows.len()];
-        let spent = charge(batch.iter_mut(), |timing| &mut timing.prefill, started);
-        self.stats.add(|stats| stats.prefill += spent);
-        match outcome {
-            Ok(logits) => {
-                batch.iter_mut().zip(&rows).for_each(|(active, rows)| active.prefilled += rows);
-                // Only the last part can be less than what was left of its prompt.
-                let through = batch.iter().take_while(|active| active.unfilled() == 0).count();
-                let first = self.active.len();
-                self.active.extend(self.prefilling.drain(..through));
-                accept_batch(
-                    self.config.rule,
-                    &mut self.active[first..],
-                    logits.rows().slice(0..through),
-                    false,
-                );
-            }
-            Err(error) => fail(batch, &error),
-        }
-        self.retire();
-    }
-
     /// Lets every running request advance by one round.
     pub(super) fn round(&mut self) {
         if let Some(policy) = self.queue.take_policy() {
@@ -101,7 +56,15 @@ impl<M: ModelRunner> Engine<M> {
             return Ok(());
         }
         let items: Vec<_> = drafting.iter().map(|active| (active.request.id, active.anchor())).collect();
-        let pass = self.runner.draft(&items)?;
+        let pass = match self.runner.draft(&items) {
+            Ok(pass) => pass,
+            Err(error) => {
+                // Who did not draft goes on.
+                drafting.into_iter().for_each(|active| active.fail(&error));
+                self.retire();
+                return Ok(());
+            }
+        };
         let drafted = Instant::now();
 
         let heads = self.runner.heads();
@@ -152,6 +115,9 @@ impl<M: ModelRunner> Engine<M> {
 
     /// Lets the target check as much of each draft as the policy says, and commits what it keeps.
     fn verify(&mut self, time: &mut RoundTime) -> Result<(), RunnerError> {
+        if self.active.is_empty() {
+            return Ok(());
+        }
         self.plan();
         let started = Instant::now();
         let items: Vec<_> =
@@ -186,7 +152,10 @@ impl<M: ModelRunner> Engine<M> {
         let spent = charge(self.active.iter_mut(), |timing| &mut timing.draft, started);
         time.committed = kept.iter().map(|(_, rows)| rows).sum();
         time.feed = spent.as_secs_f64();
-        self.stats.add(|stats| stats.draft += spent);
+        self.stats.add(|stats| {
+            stats.draft += spent;
+            stats.feed += spent;
+        });
         Ok(())
     }
 
@@ -203,31 +172,6 @@ impl<M: ModelRunner> Engine<M> {
             active.rows.extend_from_slice(&active.chain.ids[..verified]);
         }
     }
-
-    /// Sends what is new to the clients and forgets the requests that ended.
-    pub(super) fn retire(&mut self) {
-        let now = Instant::now();
-        let all = || self.active.iter().chain(&self.prefilling);
-        let over = all().filter(|active| active.finish.is_some());
-        let ended: Vec<_> = over.map(|active| (active.request.id, active.reserved)).collect();
-        // Before the clients, so that who has a result finds it counted.
-        self.stats.add(|stats| {
-            all().for_each(|active| active.report(stats));
-            stats.running = self.active.len() + self.prefilling.len() - ended.len();
-            stats.finished += ended.len() as u64;
-        });
-        for requests in [&mut self.active, &mut self.prefilling] {
-            requests.retain_mut(|active| {
-                let over = active.finish.is_some();
-                active.send(now);
-                !over
-            });
-        }
-        if !ended.is_empty() {
-            ended.iter().for_each(|(_, reserved)| self.pages.release(*reserved));
-            self.runner.release(&ended.iter().map(|(id, _)| *id).collect::<Vec<_>>());
-        }
-    }
 }
 
 /// What the plan may count on. A head whose confidence is not a probability vouches for nothing from there on;
@@ -241,7 +185,7 @@ fn plannable(chain: &Chain) -> Draft<'_> {
 }
 
 /// Applies the acceptance rule to each request's rows and commits the outcome.
-fn accept_batch(rule: Rule, batch: &mut [Active], logits: Rows<'_>, is_round: bool) {
+pub(super) fn accept_batch(rule: Rule, batch: &mut [Active], logits: Rows<'_>, is_round: bool) {
     let mut end = 0;
     let work: Vec<_> = batch
         .iter_mut()
@@ -280,8 +224,7 @@ fn for_each<T: Send>(work: Vec<T>, run: impl Fn(T) + Sync + Send) {
     }
 }
 
-fn fail(batch: &mut [Active], error: &RunnerError) {
-    for active in batch {
-        active.end(FinishReason::Error, Some(Failure::Runner(error.to_string())));
-    }
+/// Ends every request of a pass that failed.
+pub(super) fn fail(batch: &mut [Active], error: &RunnerError) {
+    batch.iter_mut().for_each(|active| active.fail(error));
 }

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::engine::{Detokenizer, Engine, EngineConfig, Queue, Request, StatsBoard, StopText};
+use crate::engine::{Detokenizer, Engine, EngineConfig, Percentiles, Queue, Request, StatsBoard, StopText};
 use crate::noise::Noise;
-use crate::python::errors::{CapacityError, ConfigError, RequestError, log, to_py};
+use crate::python::errors::{ConfigError, RequestError, log, to_py};
 use crate::python::params::{parse_policy, parse_rule, sampling_params};
 use crate::python::runner::PyRunner;
 use crate::python::schedule::{PyCalibration, PyCostTable};
@@ -33,7 +33,7 @@ pub struct PyEngine {
 impl PyEngine {
     #[new]
     #[pyo3(signature = (runner, heads, *, rule, policy, gamma, block_size, max_batch_size, max_kv_tokens, prefill_chunk_size = 512,
-                        confidence_threshold = None, cost_table = None, markov_candidates = None, calibrations = vec![]))]
+                        max_queue_size = 1024, confidence_threshold = None, cost_table = None, markov_candidates = None, calibrations = vec![]))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one Python constructor")]
     fn new(
         runner: Py<PyAny>,
@@ -45,6 +45,7 @@ impl PyEngine {
         max_batch_size: usize,
         max_kv_tokens: usize,
         prefill_chunk_size: usize,
+        max_queue_size: usize,
         confidence_threshold: Option<f64>,
         cost_table: Option<PyRef<'_, PyCostTable>>,
         markov_candidates: Option<usize>,
@@ -54,6 +55,9 @@ impl PyEngine {
             return Err(ConfigError::new_err(format!(
                 "block_size = {block_size} is more than the draft's {gamma}"
             )));
+        }
+        if max_queue_size == 0 {
+            return Err(ConfigError::new_err("max_queue_size = 0 lets no request in: it must be at least 1"));
         }
         let calibrations: Vec<_> = calibrations.iter().map(|(at, fitted)| (*at, fitted.0.clone())).collect();
         for (at, calibration) in &calibrations {
@@ -79,15 +83,11 @@ impl PyEngine {
             max_batch_size,
             max_kv_tokens,
             prefill_chunk_size: prefill_chunk_size.max(1),
+            max_queue_size,
         };
         let runner = Mutex::new(Some(PyRunner::new(runner, heads)?));
-        Ok(PyEngine {
-            config,
-            runner,
-            queue: Arc::default(),
-            stats: Arc::default(),
-            next_id: AtomicU64::new(1),
-        })
+        let queue = Arc::new(Queue::new(&config));
+        Ok(PyEngine { config, runner, queue, stats: Arc::default(), next_id: AtomicU64::new(1) })
     }
 
     /// Serves until `close`, on the thread that calls it; once.
@@ -143,8 +143,7 @@ impl PyEngine {
             cancelled: cancelled.clone(),
             sink: Box::new(Delivery { mailbox: mailbox.clone(), streams }),
         };
-        self.config.check(&request).map_err(|failure| to_py(&failure))?;
-        self.queue.submit(request).map_err(|_| CapacityError::new_err("the decoder is closed"))?;
+        self.queue.submit(request).map_err(|failure| to_py(&failure))?;
         Ok(Ticket { mailbox, cancelled, queue: self.queue.clone() })
     }
 
@@ -173,13 +172,18 @@ impl PyEngine {
         self.live_table().map(PyCostTable)
     }
 
-    /// Totals since the start; times in seconds.
+    /// Totals since the start; times in seconds, latencies as percentiles or `None` before there is one. Cheap: some
+    /// microseconds, of which the engine waits for a few at most.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.stats.read();
         let dict = PyDict::new(py);
-        dict.set_item("queued", self.queue.len())?;
+        dict.set_item("queued", self.queue.len() + stats.preempted)?;
         dict.set_item("running", stats.running)?;
+        dict.set_item("prefilling", stats.prefilling)?;
         for (name, count) in [
+            ("refused", self.queue.refused()),
+            ("preemptions", stats.preemptions),
+            ("reused_tokens", stats.reused_tokens),
             ("finished", stats.finished),
             ("tokens", stats.tokens),
             ("rounds", stats.rounds),
@@ -195,6 +199,7 @@ impl PyEngine {
         for (name, spent) in [
             ("prefill_s", stats.prefill),
             ("draft_s", stats.draft),
+            ("feed_s", stats.feed),
             ("chain_s", stats.chain),
             ("verify_s", stats.verify),
             ("accept_s", stats.accept),
@@ -202,6 +207,15 @@ impl PyEngine {
         ] {
             dict.set_item(name, spent.as_secs_f64())?;
         }
+        let pages = PyDict::new(py);
+        for (name, count) in
+            [("total", stats.pages.total), ("used", stats.pages.used), ("kept", stats.pages.kept)]
+        {
+            pages.set_item(name, count)?;
+        }
+        dict.set_item("pages", pages)?;
+        dict.set_item("time_to_first_token_s", percentiles(py, self.stats.time_to_first_token())?)?;
+        dict.set_item("inter_token_s", percentiles(py, self.stats.inter_token())?)?;
         dict.set_item("acceptance_by_position", stats.acceptance_by_position)?;
         dict.set_item("verify_budget", stats.verified as f64 / stats.rounds.max(1) as f64)?;
         Ok(dict)
@@ -216,6 +230,15 @@ impl PyEngine {
             Policy::Fixed | Policy::Threshold(_) => None,
         })
     }
+}
+
+/// `{"p50", "p90", "p99"}` in seconds, each `None` while there is nothing to tell.
+fn percentiles(py: Python<'_>, found: Option<Percentiles>) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("p50", found.map(|found| found.p50.as_secs_f64()))?;
+    dict.set_item("p90", found.map(|found| found.p90.as_secs_f64()))?;
+    dict.set_item("p99", found.map(|found| found.p99.as_secs_f64()))?;
+    Ok(dict)
 }
 
 /// What sees the request's stop strings, if it has any.

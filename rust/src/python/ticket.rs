@@ -167,6 +167,8 @@ fn finish_to_dict(py: Python<'_>, finish: Finish) -> PyResult<Py<PyDict>> {
     let updates: Vec<_> = timing.updates.into_iter().map(|(at, tokens)| (at.as_secs_f64(), tokens)).collect();
     dict.set_item("updates", updates)?;
     dict.set_item("bad_draft_rows", finish.bad_draft_rows)?;
+    dict.set_item("reused", finish.reused)?;
+    dict.set_item("preemptions", finish.preemptions)?;
     let skipped = PyDict::new(py);
     skipped.set_item("slower", finish.skipped.slower)?;
     skipped.set_item("failing", finish.skipped.failing)?;
