@@ -100,7 +100,7 @@ class GenerationResult:
     sample: int = 0
     """Which of the prompt's `n` samples it is."""
     speculation: str = "on"
-    """"on", with the rounds that the policy left without a draft and why, or "off" and why nothing was drafted."""
+    """"on", with the rounds that the policy left without a draft and why; or "off" and why."""
 
     @property
     def acceptance_length(self) -> float | None:
