@@ -80,7 +80,9 @@ def test_throughput_follows_its_table(decoders: Decoders) -> None:
     )
     assert flat.token_ids == steep.token_ids == whole.token_ids
     assert all(r.verified == r.drafted for r in flat.rounds)
-    assert all(r.verified == 0 for r in steep.rounds) and steep.acceptance_length == 1.0
+    # No pass is that slow: the table is corrected by the rounds, so it holds for the first of them only.
+    assert all(r.drafted == 0 for r in steep.rounds[:8])
+    assert "rounds without a draft: plain decoding was estimated faster" in steep.speculation
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block", "coupled"])

@@ -37,6 +37,13 @@ impl Correction {
             self.seen[slot] = self.seen[slot].saturating_add(1);
             self.offsets[slot] = (self.offsets[slot] + step * (kept - f64::from(c))).clamp(-LIMIT, LIMIT);
         }
+        // A head that is off is off everywhere: a position that was never judged takes after the one before it, or
+        // it might never be found worth judging.
+        for slot in 1..self.offsets.len() {
+            if self.seen[slot] == 0 {
+                self.offsets[slot] = self.offsets[slot - 1];
+            }
+        }
     }
 }
 
@@ -73,11 +80,13 @@ mod tests {
     }
 
     #[test]
-    fn positions_that_were_not_reached_teach_nothing() {
+    fn positions_that_were_not_reached_teach_nothing_and_follow() {
         let mut correction = Correction::new(4);
         correction.add(&Outcome { drafted: 4, confidences: &[0.5; 4], verified: 3, accepted: 1 });
-        let signs: Vec<f64> =
-            correction.offsets().iter().map(|x| if *x == 0.0 { 0.0 } else { x.signum() }).collect();
-        assert_eq!(signs, [1.0, -1.0, 0.0, 0.0]);
+        let signs: Vec<f64> = correction.offsets().iter().map(|x| x.signum()).collect();
+        assert_eq!(signs, [1.0, -1.0, -1.0, -1.0]);
+        assert_eq!(correction.seen, [1, 1, 0, 0]);
+        let [_, judged, other, last] = correction.offsets() else { panic!("four positions") };
+        assert!(judged == other && other == last, "what was never judged takes after the one before it");
     }
 }

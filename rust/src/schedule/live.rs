@@ -39,8 +39,8 @@ const REFIT: u32 = 8;
 const SHARED: f64 = 0.16;
 const OWN: f64 = 0.04;
 const NEW: f64 = 0.3;
-/// Visits after which a width is known well enough to speak for the machine.
-const KNOWN: u32 = 8;
+/// Recent visits after which a width is known well enough to speak for the machine.
+const KNOWN: f64 = 8.0;
 /// The furthest that one measurement counts, as a log ratio.
 const UP: f64 = 0.25;
 const DOWN: f64 = -0.7;
@@ -49,6 +49,9 @@ const DOWN: f64 = -0.7;
 const MUCH_FASTER: f64 = -0.2;
 /// What a visit is worth a round later, where widths without a visit are judged by the others.
 const RECENT: f64 = 0.98;
+/// How fast a width without recent visits turns into what the others say: were it never forgotten, a width once taken
+/// to be too dear would never be tried again.
+const FORGET: f64 = 0.01;
 
 /// A [`CostTable`] that follows measurements. Memory is bounded: widths are exact to 16, then four in an octave.
 #[derive(Debug, Clone)]
@@ -137,7 +140,6 @@ struct Ratios {
 struct Cell {
     width: usize,
     ratio: f64,
-    visits: u32,
     recent: f64,
 }
 
@@ -147,32 +149,28 @@ impl Ratios {
         let at = match self.cells.binary_search_by_key(&width, |cell| cell.width) {
             Ok(at) => at,
             Err(at) => {
-                self.cells
-                    .insert(at, Cell { width, ratio: self.ratio(width as f64), visits: 0, recent: 0.0 });
+                self.cells.insert(at, Cell { width, ratio: self.ratio(width as f64), recent: 0.0 });
                 at
             }
         };
-        let visits = self.cells[at].visits;
-        let off = ratio - self.cells[at].ratio;
+        let (recent, off) = (self.cells[at].recent, ratio - self.cells[at].ratio);
         let error = off.clamp(DOWN, UP);
-        let shared = SHARED * error * f64::from(visits.min(KNOWN)) / f64::from(KNOWN);
-        for cell in &mut self.cells {
-            cell.ratio += shared;
-        }
+        // What is hardly known speaks for itself, not for the machine.
+        let shared = SHARED * error * (recent / KNOWN).min(1.0);
+        self.cells.iter_mut().for_each(|cell| cell.ratio += shared);
         self.elsewhere += shared;
         let cell = &mut self.cells[at];
-        cell.ratio += if off < MUCH_FASTER && cell.recent < 0.5 {
-            0.5 * off
-        } else {
-            error * f64::max(OWN, NEW / f64::from(visits + 1))
-        };
-        cell.visits = visits.saturating_add(1);
+        let is_forgiven = off < MUCH_FASTER && recent < 0.5;
+        cell.ratio += if is_forgiven { 0.5 * off } else { error * f64::max(OWN, NEW / (recent + 1.0)) };
         cell.recent += 1.0;
     }
 
     /// A round has passed.
     fn age(&mut self) {
-        self.cells.iter_mut().for_each(|cell| cell.recent *= RECENT);
+        for cell in &mut self.cells {
+            cell.recent *= RECENT;
+            cell.ratio += FORGET * (1.0 - cell.recent.min(1.0)) * (self.elsewhere - cell.ratio);
+        }
     }
 
     /// Widths that were never seen are as far off as those seen lately.
@@ -197,7 +195,7 @@ impl Ratios {
     fn refitted(&self, start: &Curve) -> Curve {
         let seen = self.cells.iter().map(|cell| {
             let x = cell.width as f64;
-            Point { x, y: start.at(x) * cell.ratio.exp(), weight: f64::from(cell.visits.min(32)) }
+            Point { x, y: start.at(x) * cell.ratio.exp(), weight: 1.0 + cell.recent }
         });
         let unseen = start.points().filter(|(x, _)| !self.cells.iter().any(|cell| cell.width as f64 == *x));
         let mut points: Vec<Point> =

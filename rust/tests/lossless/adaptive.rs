@@ -36,9 +36,14 @@ struct Enumeration<'a> {
     range: (f64, f64),
 }
 
-/// The head: it believes in what follows token 0, and in nothing else.
+/// The head: unsure of the first token; of the second all depends on the first.
 fn logit(previous: u32, slot: usize) -> f64 {
-    if previous == 0 { 2.5 - slot as f64 } else { -2.0 + slot as f64 }
+    match (slot, previous) {
+        (0, 0) => 0.6,
+        (0, _) => 0.2,
+        (_, 0) => 2.5,
+        (_, _) => -2.5,
+    }
 }
 
 impl Enumeration<'_> {

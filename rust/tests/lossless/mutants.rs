@@ -33,7 +33,7 @@ fn passes(mutant: Mutant) -> bool {
         Mutant::AnticipatingCut => cut_chains().passes(),
         Mutant::EmptyCutRejects => exact(Rule::Rejection) && exact(Rule::Block),
         Mutant::PlanLooksAhead => {
-            [Rule::Rejection, Rule::Block].into_iter().all(|rule| adaptive(rule, 3).off < 1e-12)
+            [Rule::Rejection, Rule::Block].into_iter().all(|rule| adaptive(rule, 1).off < 1e-12)
         }
     }
 }

@@ -8,13 +8,13 @@ use world::*;
 
 const HEADS: [Head; 4] = [Head::Right, Head::Sure, Head::Constant, Head::None];
 
-/// Tokens per second of the policy over the better of plain decoding and `fixed`, in a steady state and from a cold
-/// start; and over `fixed`.
-fn against(machine: &Machine, clients: &[Client], rounds: usize) -> (f64, f64) {
+/// Tokens per second of the policy over the better of plain decoding and `fixed`, from its first round on and once it
+/// knows the engine; and over `fixed`.
+fn against(machine: &Machine, clients: &[Client], rounds: usize) -> [f64; 3] {
     let (plain, fixed) = others(machine, clients, rounds);
     let mut world = World::new(machine.clone(), clients.to_vec(), throughput(machine, 0));
-    let rate = world.run(rounds).rate();
-    (rate / plain.max(fixed), rate / fixed)
+    let (cold, warm) = (world.run(rounds).rate(), world.run(rounds).rate());
+    [cold / plain.max(fixed), warm / plain.max(fixed), warm / fixed]
 }
 
 #[test]
@@ -23,8 +23,10 @@ fn never_slower_than_the_better_of_plain_and_fixed() {
         for count in [1, 4, 16] {
             for mean in [0.15, 0.5, 0.7, 0.9] {
                 for head in HEADS {
-                    let (best, _) = against(&machine, &clients(count, mean, head), 1200);
-                    assert!(best >= 0.97, "{name}, {count} requests, mean {mean}, {head:?}: {best:.3}");
+                    let [cold, warm, _] = against(&machine, &clients(count, mean, head), 800);
+                    let what =
+                        format!("{name}, {count} requests, mean {mean}, {head:?}: {cold:.3} {warm:.3}");
+                    assert!(cold >= 0.93 && warm >= 0.97, "{what}");
                 }
             }
         }
@@ -35,8 +37,8 @@ fn never_slower_than_the_better_of_plain_and_fixed() {
 fn mixed_batches_keep_the_good_drafts_and_drop_the_bad() {
     for (name, machine) in [("flat", gpu()), ("linear", cpu()), ("stepped", steps())] {
         let mixed = [clients(3, 0.9, Head::Right), clients(3, 0.05, Head::Right)].concat();
-        let (best, _) = against(&machine, &mixed, 1200);
-        assert!(best >= 0.97, "{name}: {best:.3}");
+        let [cold, warm, _] = against(&machine, &mixed, 800);
+        assert!(cold >= 0.93 && warm >= 0.97, "{name}: {cold:.3} {warm:.3}");
     }
 }
 
@@ -44,9 +46,9 @@ fn mixed_batches_keep_the_good_drafts_and_drop_the_bad() {
 fn faster_than_fixed_where_the_machine_saturates() {
     for (name, machine) in [("flat", gpu()), ("linear", cpu()), ("stepped", steps())] {
         for mean in [0.5, 0.7, 0.9] {
-            let (best, fixed) = against(&machine, &clients(64, mean, Head::Right), 300);
+            let [cold, warm, fixed] = against(&machine, &clients(64, mean, Head::Right), 200);
             assert!(fixed > 1.1, "{name}, mean {mean}: {fixed:.3} of fixed");
-            assert!(best >= 0.97, "{name}, mean {mean}: {best:.3}");
+            assert!(cold >= 0.93 && warm >= 0.97, "{name}, mean {mean}: {cold:.3} {warm:.3}");
         }
     }
 }
