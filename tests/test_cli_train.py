@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from training import write_chats
 
 from dspark import DSparkDecoder
 from dspark.cli import main
+from training import write_chats
 
 
 @pytest.fixture(scope="module")
