@@ -47,7 +47,7 @@ def test_half_an_hour_of_random_load() -> None:
         "dtype": "float64",
         "acceptance": "coupled",
         "max_model_len": 160,
-        "max_kv_tokens": 320,
+        "max_kv_tokens": 208,
         "max_batch_size": 8,
     }
     started = time.monotonic()
