@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from dspark.attention import KVStore
+import fork_faults
 from dspark.errors import ConfigError
 from dspark.serve.runner import Runner
-from dspark.target.adapter import states
-from dspark.target.hybrid.cache import HybridCache
 from runner_zoo import EXACT, KINDS, Pair, assert_same, decode, plain, prefill, tokens
 
 PROMPT = tokens(40)
@@ -72,14 +68,6 @@ def test_a_fork_equals_a_prefill_of_the_same_tokens(pair: Pair, length: int) -> 
 
 def test_only_recurrent_states_ask_for_parts(pairs: Callable[[str], Pair]) -> None:
     assert [kind for kind in KINDS if pairs(kind).runner().forks_at_parts] == ["hybrid"]
-
-
-@pytest.mark.parametrize("part", [1, 3, 40])
-def test_chunks_of_a_prompt_give_the_same_drafts(pair: Pair, part: int) -> None:
-    whole, chunked = pair.runner(), pair.runner()
-    prefill(whole, 1, PROMPT)
-    prefill(chunked, 1, PROMPT, part)
-    assert_same(decode(chunked, 1, ANCHOR, ROUNDS)[0], decode(whole, 1, ANCHOR, ROUNDS)[0])
 
 
 def test_a_fork_at_the_end_of_what_was_generated(pair: Pair) -> None:
@@ -159,15 +147,6 @@ def test_waiting_taps_are_in_the_fork(pair: Pair) -> None:
         assert_same(decode(runner, request, ANCHOR, 2)[0], expected)
 
 
-def test_preemption_is_a_release_and_a_prefill_of_all_tokens(pair: Pair) -> None:
-    runner, kept = sourced(pair), sourced(pair)
-    _, text = decode(runner, 1, ANCHOR, ROUNDS)
-    decode(kept, 1, ANCHOR, ROUNDS)
-    runner.release([1])
-    prefill(runner, 1, PROMPT + text[:-1], 16)
-    assert_same(decode(runner, 1, text[-1], ROUNDS)[0], decode(kept, 1, text[-1], ROUNDS)[0])
-
-
 def test_a_preempted_request_may_come_back_through_a_fork(pair: Pair) -> None:
     runner, kept = sourced(pair), sourced(pair)
     assert fork(runner, 9, 1, BORDER) == BORDER
@@ -225,94 +204,22 @@ def test_a_fork_need_not_draft(pair: Pair) -> None:
     assert (found - expected).abs().max() < EXACT
 
 
-def one_row_less(patch: pytest.MonkeyPatch) -> None:
-    copied = KVStore._copied
-
-    def short(self: KVStore, rows: int, room: int) -> KVStore:
-        store = copied(self, rows, room)
-        store.data[:, :, rows - 1] = 0
-        return store
-
-    patch.setattr(KVStore, "_copied", short)
-    whole = states.copied
-
-    def cut(source: Any, length: int) -> Any:
-        own, last = whole(source, length), length - 1
-        states._replace(own, lambda x: torch.cat((x[..., :last, :], 0 * x[..., last:, :]), dim=-2))
-        return own
-
-    patch.setattr(states, "copied", cut)
-
-
-def shared_memory(patch: pytest.MonkeyPatch) -> None:
-    copied = KVStore._copied
-
-    def shared(self: KVStore, rows: int, room: int) -> KVStore:
-        store = copied(self, rows, self.capacity)
-        store.data = self.data
-        return store
-
-    patch.setattr(KVStore, "_copied", shared)
-
-
-def no_conv(patch: pytest.MonkeyPatch) -> None:
-    forget(patch, lambda cache: cache.conv.zero_())
-
-
-def no_state(patch: pytest.MonkeyPatch) -> None:
-    forget(patch, lambda cache: cache.state.zero_())
-
-
-def forget(patch: pytest.MonkeyPatch, change: Callable[[HybridCache], Tensor]) -> None:
-    whole = HybridCache.fork
-
-    def partial(self: HybridCache, length: int, room: int = 0) -> HybridCache | None:
-        if (cache := whole(self, length, room)) is not None:
-            change(cache)
-        return cache
-
-    patch.setattr(HybridCache, "fork", partial)
-
-
-def present_state(patch: pytest.MonkeyPatch) -> None:
-    """The states of the end beside keys and values of the mark."""
-    whole = HybridCache.fork
-
-    def late(self: HybridCache, length: int, room: int = 0) -> HybridCache | None:
-        if (cache := whole(self, length, room)) is not None:
-            cache.conv, cache.state = self.conv.clone(), self.state.clone()
-        return cache
-
-    patch.setattr(HybridCache, "fork", late)
-
-
-def shared_state(patch: pytest.MonkeyPatch) -> None:
-    whole = HybridCache.fork
-
-    def shared(self: HybridCache, length: int, room: int = 0) -> HybridCache | None:
-        if (cache := whole(self, length, room)) is not None and cache.length == self.length:
-            cache.conv, cache.state = self.conv, self.state
-        return cache
-
-    patch.setattr(HybridCache, "fork", shared)
-
-
 @pytest.mark.parametrize(
     ("kind", "fault", "length"),
     [
-        ("dense", one_row_less, 20),
-        ("dense", shared_memory, 20),
-        ("windows", one_row_less, 20),
-        ("windows", shared_memory, 20),
-        ("gemma4", one_row_less, 20),
-        ("gemma4", shared_memory, 20),
-        ("adapter", one_row_less, 20),
-        ("hybrid", one_row_less, BORDER),
-        ("hybrid", shared_memory, BORDER),
-        ("hybrid", no_conv, BORDER),
-        ("hybrid", no_state, BORDER),
-        ("hybrid", present_state, BORDER),
-        ("hybrid", shared_state, 40),
+        ("dense", fork_faults.one_row_less, 20),
+        ("dense", fork_faults.shared_memory, 20),
+        ("windows", fork_faults.one_row_less, 20),
+        ("windows", fork_faults.shared_memory, 20),
+        ("gemma4", fork_faults.one_row_less, 20),
+        ("gemma4", fork_faults.shared_memory, 20),
+        ("adapter", fork_faults.one_row_less, 20),
+        ("hybrid", fork_faults.one_row_less, BORDER),
+        ("hybrid", fork_faults.shared_memory, BORDER),
+        ("hybrid", fork_faults.no_conv, BORDER),
+        ("hybrid", fork_faults.no_state, BORDER),
+        ("hybrid", fork_faults.present_state, BORDER),
+        ("hybrid", fork_faults.shared_state, 40),
     ],
 )
 def test_the_checks_notice_a_fork_that_is_wrong(

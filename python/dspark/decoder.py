@@ -15,6 +15,8 @@ from dspark import _core
 from dspark.errors import CapacityError, DSparkError, RequestError
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
+from dspark.serve.calibration import InForce, in_force
+from dspark.serve.costs import CostSource, obtain
 from dspark.serve.engine import EngineThread
 from dspark.serve.models import Models
 from dspark.serve.options import Options
@@ -36,12 +38,19 @@ class DSparkDecoder:
     def __init__(self, load: Callable[[], Models], options: Options) -> None:
         """`load` gives the models; it is called on the engine's thread, and what it raises is raised here."""
 
+        found: list[tuple[InForce, CostSource | None]] = []
+
         def make() -> tuple[Models, _core.Engine]:
             models = load()
-            return models, options.engine(models)
+            calibration = in_force(options, models)
+            costs = obtain(models, options)
+            found.append((calibration, costs))
+            table = None if costs is None else costs.table
+            return models, options.engine(models, table, calibration.calibrations)
 
         self._options = options
         self._engine = EngineThread(make)
+        self._calibration, self._costs = found[0]
         self._models = self._engine.models
 
     @classmethod
@@ -52,10 +61,10 @@ class DSparkDecoder:
         *,
         device: str = "auto",
         dtype: str = "auto",
-        policy: str = "fixed",
+        policy: str = "throughput",
         confidence_threshold: float | None = None,
         cost_table: _core.CostTable | None = None,
-        calibration: _core.Calibration | None = None,
+        calibration: _core.Calibration | str | PathLike[str] | None = None,
         block_size: int | None = None,
         markov_candidates: int | None = None,
         acceptance: str = "rejection",
@@ -72,9 +81,15 @@ class DSparkDecoder:
         Hub ids (with the extra `dspark[hub]`). Without a draft the same engine decodes plainly.
 
         Options: `device` ("auto", "cpu", "cuda"); `dtype` ("auto": the checkpoint's, "float32",
-        "float16", "bfloat16", "float64"); `policy` ("fixed" verifies what was drafted, "threshold" stops
-        before the first confidence below `confidence_threshold`, "throughput" plans with `cost_table`);
-        `calibration` of the confidence head; `block_size`, tokens to draft per round at most;
+        "float16", "bfloat16", "float64"); `policy` ("throughput" drafts and verifies
+        what raises the expected tokens per second, "fixed" verifies all that was drafted, "threshold" stops
+        before the first confidence below `confidence_threshold`); `cost_table`, what "throughput" plans by in
+        place of a measurement (with a draft and without a table, passes are timed at the start, which takes a
+        second at most and is kept on disk);
+        `calibration` of the confidence head, one for every request or the path of a file that
+        `dspark calibrate` wrote (default: for policy "throughput" the draft's own `calibration.json`, if
+        there is one; the others take the head's own confidences); `block_size`, tokens to draft per round at
+        most;
         `markov_candidates`, restricts each step of the Markov chain to that many candidates; `acceptance`
         ("rejection", "block" or "coupled"); `max_batch_size` requests at once; `max_model_len`, the
         context window; `max_kv_tokens`, positions in the caches over all running requests (a request
@@ -200,7 +215,13 @@ class DSparkDecoder:
         The options that are in force are there too, as they were given or came out (`max_batch_size`,
         `max_model_len`, `max_kv_tokens`, `prefill_chunk_size`, `max_queue_size`, ...).
         """
-        return {**self._models.info(), **self._options.info(self._models)}
+        costs = None if self._costs is None else self._costs.source
+        return {
+            **self._models.info(),
+            **self._options.info(self._models),
+            "calibration": self._calibration.info(),
+            "cost_table": costs,
+        }
 
     def stats(self) -> dict[str, Any]:
         """What the engine does now and what it has done since its start; cheap enough for every second.
@@ -213,7 +234,10 @@ class DSparkDecoder:
         requests, given up when somebody needs the room).
         Tokens: `tokens` generated, `drafted`, `verified` by the target, `accepted`; `reused_tokens` of
         prompts, taken from caches.
-        Rounds: `rounds` (a batch of three counts three), `passes` of the target over a batch, prefills apart.
+        Rounds: `rounds` (a batch of three counts three), `passes` of the target over a batch, prefills apart,
+        `skipped_slower` and `skipped_failing` (rounds without a draft: it would have cost more than it gave,
+        or the request's blocks kept failing), `verify_budget` (mean of the drafted tokens verified per round),
+        `acceptance_by_position` (share of the drafted tokens that were accepted, for each place of a block).
         Seconds: `prefill_s`, `draft_s` (draft passes and context updates, of this `feed_s` in the latter),
         `chain_s` (Markov chains and confidences), `verify_s` (target passes), `accept_s`, `round_s` (whole
         rounds, all of these included).

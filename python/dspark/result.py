@@ -100,12 +100,12 @@ class GenerationResult:
     sample: int = 0
     """Which of the prompt's `n` samples it is."""
     speculation: str = "on"
-    """"on", or why nothing was drafted."""
+    """"on", with the rounds that the policy left without a draft and why, or "off" and why nothing was drafted."""
 
     @property
     def acceptance_length(self) -> float | None:
         """Mean of the tokens committed per round; `None` without a draft or without a round."""
-        if not self.rounds or self.speculation != "on":
+        if not self.rounds or self.speculation.startswith("off"):
             return None
         return sum(r.committed for r in self.rounds) / len(self.rounds)
 

@@ -84,7 +84,7 @@ class KVStore:
     def _copied(self, rows: int, room: int) -> Self:
         forked = copy(self)
         forked.length, forked.reserved = rows, room
-        forked._resize(max(rows, forked._rows_for(room)))
+        forked._resize(max(rows, forked._rows_for(room)) if room else rows)
         return forked
 
     def _rows_for(self, positions: int) -> int:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from dspark import __version__
-from dspark.cli import audit, chat, export, generate, inspect
+from dspark.cli import audit, bench, calibrate, chat, evaluate, export, generate, inspect, profile
 from dspark.cli.show import print_json, say
 from dspark.cli.streams import check_output, discard, write
 from dspark.errors import ConfigError, DSparkError
@@ -21,7 +21,17 @@ from dspark.errors import ConfigError, DSparkError
 ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 """Exit codes; the last two are what a shell reports for a process ended by SIGINT or SIGPIPE."""
 
-_COMMANDS = {"generate": generate, "chat": chat, "inspect": inspect, "export": export, "audit": audit}
+_COMMANDS = {
+    "generate": generate,
+    "chat": chat,
+    "inspect": inspect,
+    "export": export,
+    "audit": audit,
+    "calibrate": calibrate,
+    "evaluate": evaluate,
+    "profile": profile,
+    "bench": bench,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

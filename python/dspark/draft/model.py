@@ -188,7 +188,12 @@ class DSparkDraftModel(nn.Module):
         """An empty context for one request."""
         config = self.config
         return DraftContext(
-            config.num_hidden_layers, config.num_key_value_heads, config.head_dim, self.dtype, self.device
+            config.num_hidden_layers,
+            config.num_key_value_heads,
+            config.head_dim,
+            self.dtype,
+            self.device,
+            block_size=config.block_size,
         )
 
     def extend(self, contexts: Sequence[tuple[DraftContext, int]], taps: Tensor) -> None:

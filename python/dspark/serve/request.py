@@ -149,8 +149,22 @@ class Handle:
             error=finish["error"],
             bad_draft_rows=finish["bad_draft_rows"],
             sample=submission.sample,
-            speculation=submission.speculation,
+            speculation=_speculation(submission.speculation, finish),
         )
+
+
+def _speculation(allowed: str, finish: dict[str, Any]) -> str:
+    """What `GenerationResult.speculation` says: which rounds the policy left without a draft, and why."""
+    reasons = {
+        "slower": "plain decoding was estimated faster",
+        "failing": "this request's drafts kept failing",
+    }
+    counts: dict[str, int] = finish["skipped"]
+    skipped = sum(counts.values())
+    if not skipped:
+        return allowed
+    why = ", ".join(f"{reason} ({counts[name]})" for name, reason in reasons.items() if counts[name])
+    return f"{allowed}; {skipped} of {len(finish['rounds'])} rounds without a draft: {why}"
 
 
 def _timing(finish: dict[str, Any]) -> Timing:

@@ -40,7 +40,7 @@ class TargetCache(Protocol):
         """
 
     def reserve(self, positions: int) -> None:
-        """Makes room for `positions` positions, rows of a pass included, and for no more than these.
+        """Makes room for `positions` positions, the rows of a pass included, and for no more than these.
 
         From then on a pass that needs more raises `CapacityError`. Without this call a cache grows as
         needed.

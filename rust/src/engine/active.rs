@@ -12,6 +12,7 @@ use crate::engine::{
 use crate::history::History;
 use crate::law::Workspace;
 use crate::noise::Counted;
+use crate::schedule::{Depth, Lesson, Outcome, Prospect, Skipped, Track};
 use crate::stop::StopHit;
 
 /// State of a request between rounds, from its admission on.
@@ -32,6 +33,11 @@ pub(super) struct Active {
     pub(super) preemptions: u32,
     demand: usize,
     prompt: usize,
+    /// How its drafts have fared.
+    track: Track,
+    /// What the policy says of this round's draft.
+    pub(super) depth: Depth,
+    skipped: Skipped,
     generated: usize,
     anchor: u32,
     rounds: Vec<Round>,
@@ -55,6 +61,9 @@ impl Active {
             preemptions: 0,
             demand,
             prompt: tokens.len(),
+            track: Track::default(),
+            depth: Depth::default(),
+            skipped: Skipped::default(),
             generated: 0,
             anchor: 0,
             rounds: Vec::new(),
@@ -109,6 +118,30 @@ impl Active {
         (self.request.max_tokens - self.generated).saturating_sub(1)
     }
 
+    /// What the policy is told before a round of blocks of up to `block_size` tokens.
+    pub(super) fn prospect(&mut self, block_size: usize) -> Prospect<'_> {
+        let room = if self.request.drafts { self.room().min(block_size) } else { 0 };
+        Prospect { room, greedy: self.request.params.is_greedy(), track: &mut self.track }
+    }
+
+    /// What the policy is told after a round; nothing of a request that failed in it.
+    pub(super) fn lesson(&mut self) -> Option<Lesson<'_>> {
+        let round = self.rounds.last()?;
+        // Behind the token that ended the request nothing was refused.
+        let verified = match &self.finish {
+            None => round.verified,
+            Some((FinishReason::Error, ..)) => return None,
+            Some(_) => round.accepted,
+        };
+        let outcome = Outcome {
+            drafted: round.drafted,
+            confidences: &round.confidence,
+            verified,
+            accepted: round.accepted,
+        };
+        Some(Lesson { track: &mut self.track, greedy: self.request.params.is_greedy(), outcome })
+    }
+
     /// Commits what `verdict` kept of this round's `verified` tokens; stops at the first token that ends the request.
     pub(super) fn commit(&mut self, verdict: Verdict, verified: usize, is_round: bool) {
         let Verdict { accepted, token, logprobs } = verdict;
@@ -131,6 +164,7 @@ impl Active {
         if is_round {
             let Chain { ids, confidence, bad_rows, .. } = &mut self.chain;
             self.bad_draft_rows += *bad_rows;
+            self.skipped.add(self.depth.skipped);
             self.rounds.push(Round {
                 drafted: ids.len(),
                 verified,
@@ -190,6 +224,7 @@ impl Active {
             stats.drafted += round.drafted as u64;
             stats.verified += round.verified as u64;
             stats.accepted += round.accepted as u64;
+            stats.skipped.add(self.depth.skipped);
         }
     }
 
@@ -226,6 +261,7 @@ impl Active {
                 bad_draft_rows: self.bad_draft_rows,
                 reused: self.reused,
                 preemptions: self.preemptions,
+                skipped: self.skipped,
             });
         }
         self.request.sink.update(update);
@@ -246,6 +282,7 @@ pub(super) fn end_unserved(mut request: Request, reason: FinishReason) {
         rounds: Vec::new(),
         timing,
         bad_draft_rows: 0,
+        skipped: Skipped::default(),
         reused: 0,
         preemptions: 0,
     };

@@ -28,6 +28,7 @@ pub use stats::{PageCounts, Percentiles, Stats, StatsBoard};
 pub use stop_text::{Detokenizer, StopText};
 
 use crate::accept::Rule;
+use crate::calibration::Calibration;
 use crate::schedule::{Planner, Policy};
 use active::{Active, end_unserved};
 use cached::Forks;
@@ -48,8 +49,9 @@ pub struct EngineConfig {
     pub block_size: usize,
     /// Candidates of the Markov chain; `None` for the whole vocabulary.
     pub markov_candidates: Option<usize>,
-    /// Calibration of the confidence head: one temperature per position.
-    pub temperatures: Option<Vec<f64>>,
+    /// Calibrations of the confidence head, each with the temperature that it was fitted at; `None` serves every
+    /// request ([`at_temperature`](crate::calibration::at_temperature)).
+    pub calibrations: Vec<(Option<f64>, Calibration)>,
     /// Requests that run at once.
     pub max_batch_size: usize,
     /// Prompt tokens that one step runs at most, over all requests: what running requests wait for, and what a deadline
@@ -101,7 +103,7 @@ impl<M: ModelRunner> Engine<M> {
         Engine {
             forks,
             pages: Pages::new(config.max_kv_tokens),
-            planner: Planner::new(config.policy.clone(), config.rule),
+            planner: Planner::new(config.policy.clone(), config.rule, config.gamma),
             config,
             runner,
             queue,

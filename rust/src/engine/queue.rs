@@ -6,6 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 
 use super::pages::Pages;
 use super::{EngineConfig, Failure, Request};
+use crate::schedule::Policy;
 
 /// The engine's door: any thread may submit, wake or close it.
 pub struct Queue {
@@ -16,6 +17,8 @@ pub struct Queue {
     refused: AtomicU64,
     max_queue_size: usize,
     max_kv_tokens: usize,
+    /// The policy from the next round on, if it changes.
+    policy: Mutex<Option<Policy>>,
 }
 
 impl Queue {
@@ -29,6 +32,7 @@ impl Queue {
             refused: AtomicU64::new(0),
             max_queue_size: config.max_queue_size,
             max_kv_tokens: config.max_kv_tokens,
+            policy: Mutex::default(),
         }
     }
 
@@ -91,6 +95,16 @@ impl Queue {
         let _waiting = self.lock();
         self.closed.store(true, Ordering::SeqCst);
         self.changed.notify_all();
+    }
+
+    /// Sets another policy, in force from the next round on.
+    pub fn set_policy(&self, policy: Policy) {
+        *self.policy.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(policy);
+    }
+
+    /// The policy that was set since the last look.
+    pub(super) fn take_policy(&self) -> Option<Policy> {
+        self.policy.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
     /// Whether [`Self::close`] was called.

@@ -8,6 +8,7 @@ use crate::accept::TokenLogprobs;
 use crate::engine::{RequestId, StopText};
 use crate::noise::Noise;
 use crate::params::SamplingParams;
+use crate::schedule::Skipped;
 use crate::stop::StopIds;
 
 /// Where a request's updates go. Called on the engine's thread: it must return at once.
@@ -88,6 +89,8 @@ pub struct Finish {
     pub reused: usize,
     /// How often its caches were given up for others and made again.
     pub preemptions: u32,
+    /// Rounds that the policy left without a draft.
+    pub skipped: Skipped,
 }
 
 /// The kinds of end, named as in the public result.

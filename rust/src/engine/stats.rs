@@ -3,6 +3,7 @@
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use crate::schedule::{CostTable, Skipped};
 use hdrhistogram::Histogram;
 
 /// Totals since the engine started.
@@ -32,6 +33,12 @@ pub struct Stats {
     pub verified: u64,
     /// See `drafted`.
     pub accepted: u64,
+    /// Rounds of requests that the policy left without a draft.
+    pub skipped: Skipped,
+    /// How often each position of a block was kept if the one before it was; ends before the first never judged.
+    pub acceptance_by_position: Vec<f64>,
+    /// What rounds cost as of now, under a policy that asks.
+    pub cost_table: Option<CostTable>,
     /// Passes of the target over a batch, prefills apart.
     pub passes: u64,
     /// Time in prefill passes.

@@ -16,6 +16,7 @@ use crate::python::params::{parse_policy, parse_rule, sampling_params};
 use crate::python::runner::PyRunner;
 use crate::python::schedule::{PyCalibration, PyCostTable};
 use crate::python::ticket::{Delivery, Mailbox, Ticket};
+use crate::schedule::{CostTable, Policy};
 use crate::stop::{StopIds, StopStrings};
 
 /// Requests, rounds and their account over a `runner` (see `dspark.serve.runner`) and the draft's `heads` as tensors.
@@ -34,7 +35,7 @@ pub struct PyEngine {
 impl PyEngine {
     #[new]
     #[pyo3(signature = (runner, heads, *, rule, policy, gamma, block_size, max_batch_size, max_kv_tokens, prefill_chunk_size = 512,
-                        max_queue_size = 1024, confidence_threshold = None, cost_table = None, markov_candidates = None, calibration = None))]
+                        max_queue_size = 1024, confidence_threshold = None, cost_table = None, markov_candidates = None, calibrations = vec![]))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one Python constructor")]
     fn new(
         runner: Py<PyAny>,
@@ -50,7 +51,7 @@ impl PyEngine {
         confidence_threshold: Option<f64>,
         cost_table: Option<PyRef<'_, PyCostTable>>,
         markov_candidates: Option<usize>,
-        calibration: Option<PyRef<'_, PyCalibration>>,
+        calibrations: Vec<(Option<f64>, PyRef<'_, PyCalibration>)>,
     ) -> PyResult<Self> {
         if block_size > gamma {
             return Err(ConfigError::new_err(format!(
@@ -60,12 +61,19 @@ impl PyEngine {
         if max_queue_size == 0 {
             return Err(ConfigError::new_err("max_queue_size = 0 lets no request in: it must be at least 1"));
         }
-        let temperatures = calibration.map(|calibration| calibration.0.temperatures().to_vec());
-        if let Some(temperatures) = temperatures.as_ref().filter(|temperatures| temperatures.len() != gamma) {
-            return Err(ConfigError::new_err(format!(
-                "the calibration has {} temperatures, the draft's block {gamma} positions",
-                temperatures.len()
-            )));
+        let calibrations: Vec<_> = calibrations.iter().map(|(at, fitted)| (*at, fitted.0.clone())).collect();
+        for (at, calibration) in &calibrations {
+            let found = calibration.temperatures().len();
+            if found != gamma {
+                return Err(ConfigError::new_err(format!(
+                    "the calibration has {found} temperatures, the draft's block {gamma} positions"
+                )));
+            }
+            if at.is_some_and(|at| !(at.is_finite() && at >= 0.0)) {
+                return Err(ConfigError::new_err(format!(
+                    "a calibration is for a sampling temperature of at least 0, or for all (None), not {at:?}"
+                )));
+            }
         }
         let config = EngineConfig {
             rule: parse_rule(rule)?,
@@ -73,7 +81,7 @@ impl PyEngine {
             gamma,
             block_size,
             markov_candidates,
-            temperatures,
+            calibrations,
             max_batch_size,
             max_kv_tokens,
             prefill_chunk_size: prefill_chunk_size.max(1),
@@ -146,6 +154,26 @@ impl PyEngine {
         self.queue.close();
     }
 
+    /// Goes on with another policy from the next round on: for measuring policies on one engine. Without a cost table
+    /// "throughput" takes up the one it had. Raises `ConfigError` as the constructor does.
+    #[pyo3(signature = (policy, *, confidence_threshold = None, cost_table = None))]
+    fn set_policy(
+        &self,
+        policy: &str,
+        confidence_threshold: Option<f64>,
+        cost_table: Option<PyRef<'_, PyCostTable>>,
+    ) -> PyResult<()> {
+        let table = cost_table.map(|table| table.0.clone()).or_else(|| self.live_table());
+        self.queue.set_policy(parse_policy(policy, confidence_threshold, table)?);
+        Ok(())
+    }
+
+    /// What rounds cost as of now: the table given at the start, kept true by the rounds since; `None` if there never
+    /// was one.
+    fn cost_table(&self) -> Option<PyCostTable> {
+        self.live_table().map(PyCostTable)
+    }
+
     /// Totals since the start; times in seconds, latencies as percentiles or `None` before there is one. Cheap: some
     /// microseconds, of which the engine waits for a few at most.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -168,6 +196,8 @@ impl PyEngine {
             ("verified", stats.verified),
             ("accepted", stats.accepted),
             ("passes", stats.passes),
+            ("skipped_slower", stats.skipped.slower),
+            ("skipped_failing", stats.skipped.failing),
         ] {
             dict.set_item(name, count)?;
         }
@@ -191,7 +221,19 @@ impl PyEngine {
         dict.set_item("pages", pages)?;
         dict.set_item("time_to_first_token_s", percentiles(py, self.stats.time_to_first_token())?)?;
         dict.set_item("inter_token_s", percentiles(py, self.stats.inter_token())?)?;
+        dict.set_item("acceptance_by_position", stats.acceptance_by_position)?;
+        dict.set_item("verify_budget", stats.verified as f64 / stats.rounds.max(1) as f64)?;
         Ok(dict)
+    }
+}
+
+impl PyEngine {
+    /// The table as of now, or the one to start from before the first round.
+    fn live_table(&self) -> Option<CostTable> {
+        self.stats.read().cost_table.or_else(|| match &self.config.policy {
+            Policy::Throughput { cost, .. } => Some(cost.clone()),
+            Policy::Fixed | Policy::Threshold(_) => None,
+        })
     }
 }
 

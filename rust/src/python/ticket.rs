@@ -172,5 +172,9 @@ fn finish_to_dict(py: Python<'_>, finish: Finish) -> PyResult<Py<PyDict>> {
     dict.set_item("bad_draft_rows", finish.bad_draft_rows)?;
     dict.set_item("reused", finish.reused)?;
     dict.set_item("preemptions", finish.preemptions)?;
+    let skipped = PyDict::new(py);
+    skipped.set_item("slower", finish.skipped.slower)?;
+    skipped.set_item("failing", finish.skipped.failing)?;
+    dict.set_item("skipped", skipped)?;
     Ok(dict.unbind())
 }

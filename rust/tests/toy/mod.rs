@@ -53,7 +53,7 @@ pub fn config(rule: Rule, block_size: usize) -> EngineConfig {
         gamma: GAMMA,
         block_size,
         markov_candidates: None,
-        temperatures: None,
+        calibrations: Vec::new(),
         max_batch_size: 8,
         prefill_chunk_size: 5,
         max_kv_tokens: 4096,
