@@ -236,8 +236,8 @@ class DSparkDecoder:
         prompts, taken from caches.
         Rounds: `rounds` (a batch of three counts three), `passes` of the target over a batch, prefills apart,
         `skipped_slower` and `skipped_failing` (rounds without a draft: it would have cost more than it gave,
-        or the request's blocks kept failing), `verify_budget` (mean of the drafted tokens verified per round),
-        `acceptance_by_position` (share of the drafted tokens that were accepted, for each place of a block).
+        or the request's blocks kept failing), `verify_budget` (drafted tokens verified per round, the mean),
+        `acceptance_by_position` (how often each place of a block was kept if the one before it was).
         Seconds: `prefill_s`, `draft_s` (draft passes and context updates, of this `feed_s` in the latter),
         `chain_s` (Markov chains and confidences), `verify_s` (target passes), `accept_s`, `round_s` (whole
         rounds, all of these included).
