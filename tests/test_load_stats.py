@@ -25,10 +25,11 @@ def test_every_key_is_explained(decoders: Decoders) -> None:
 
 
 def test_a_fresh_decoder_has_done_nothing() -> None:
-    with DSparkDecoder.from_pretrained("tiny", "tiny-draft", max_kv_tokens=4096) as decoder:
+    with DSparkDecoder.from_pretrained("tiny", "tiny-draft", policy="fixed", max_kv_tokens=4096) as decoder:
         stats = decoder.stats()
         assert stats.pop("pages") == {"total": 256, "used": 0, "kept": 0}
         assert stats.pop("inter_token_s") == stats.pop("time_to_first_token_s")
+        assert stats.pop("acceptance_by_position") == []
         assert set(stats.values()) == {0}
 
 
