@@ -17,7 +17,7 @@ TINY = ("tiny", "tiny-draft")
 HYBRID = (DATA / "hybrid" / "target", DATA / "hybrid" / "draft-nested")
 TABLE = CostTable([(1, 1e-3), (8, 1.3e-3), (32, 2.5e-3), (64, 5e-3)])
 POLICIES: dict[str, dict[str, Any]] = {
-    "fixed": {},
+    "fixed": {"policy": "fixed"},
     "threshold": {"policy": "threshold", "confidence_threshold": 0.6},
     "throughput": {"policy": "throughput", "cost_table": TABLE},
 }

@@ -46,8 +46,9 @@ def test_half_an_hour_of_random_load() -> None:
     options: dict[str, Any] = {
         "dtype": "float64",
         "acceptance": "coupled",
+        "policy": "fixed",
         "max_model_len": 160,
-        "max_kv_tokens": 320,
+        "max_kv_tokens": 208,
         "max_batch_size": 8,
     }
     started = time.monotonic()

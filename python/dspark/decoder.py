@@ -210,7 +210,11 @@ class DSparkDecoder:
         return AsyncPieceStream(self._engine, self._submission(prompt, _one_sample(params)))
 
     def info(self) -> dict[str, Any]:
-        """What runs where and why: models, devices, attention, policy, and what is switched off."""
+        """What runs where and why: models, devices, attention, policy, and what is switched off.
+
+        The options that are in force are there too, as they were given or came out (`max_batch_size`,
+        `max_model_len`, `max_kv_tokens`, `prefill_chunk_size`, `max_queue_size`, ...).
+        """
         costs = None if self._costs is None else self._costs.source
         return {
             **self._models.info(),
@@ -220,7 +224,26 @@ class DSparkDecoder:
         }
 
     def stats(self) -> dict[str, Any]:
-        """Running counts since the start: requests, tokens, rounds, acceptance, time in each phase."""
+        """What the engine does now and what it has done since its start; cheap enough for every second.
+
+        Requests now: `queued` (those wait, also the ones that gave up their caches for others), `running`
+        (of these `prefilling`: the prompt is not through). None of both: nothing is left to do.
+        Requests so far: `finished` (however they ended), `refused` (no room in the queue, or too large for
+        the cache; each attempt of a list that waits counts), `preemptions` (one gave up its caches).
+        Pages of 16 positions: `pages` with `total`, `used`, and of these `kept` (prefixes of finished
+        requests, given up when somebody needs the room).
+        Tokens: `tokens` generated, `drafted`, `verified` by the target, `accepted`; `reused_tokens` of
+        prompts, taken from caches.
+        Rounds: `rounds` (a batch of three counts three), `passes` of the target over a batch, prefills apart,
+        `skipped_slower` and `skipped_failing` (rounds without a draft: it would have cost more than it gave,
+        or the request's blocks kept failing), `verify_budget` (drafted tokens verified per round, the mean),
+        `acceptance_by_position` (how often each place of a block was kept if the one before it was).
+        Seconds: `prefill_s`, `draft_s` (draft passes and context updates, of this `feed_s` in the latter),
+        `chain_s` (Markov chains and confidences), `verify_s` (target passes), `accept_s`, `round_s` (whole
+        rounds, all of these included).
+        Latencies in seconds, `{"p50", "p90", "p99"}`, each `None` before the first one:
+        `time_to_first_token_s` from submission, `inter_token_s` (a round's gap divided by its tokens).
+        """
         return dict(self._engine.core.stats())
 
     def close(self) -> None:

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::engine::{Detokenizer, Engine, EngineConfig, Percentiles, Queue, Request, StatsBoard, StopText};
+use crate::engine::{
+    Detokenizer, Engine, EngineConfig, PAGE_SIZE, Percentiles, Queue, Request, StatsBoard, StopText,
+};
 use crate::noise::Noise;
 use crate::python::errors::{ConfigError, RequestError, log, to_py};
 use crate::python::params::{parse_policy, parse_rule, sampling_params};
@@ -211,9 +213,9 @@ impl PyEngine {
             dict.set_item(name, spent.as_secs_f64())?;
         }
         let pages = PyDict::new(py);
-        for (name, count) in
-            [("total", stats.pages.total), ("used", stats.pages.used), ("kept", stats.pages.kept)]
-        {
+        // The first round has not counted yet what there is.
+        let total = self.config.max_kv_tokens / PAGE_SIZE;
+        for (name, count) in [("total", total), ("used", stats.pages.used), ("kept", stats.pages.kept)] {
             pages.set_item(name, count)?;
         }
         dict.set_item("pages", pages)?;
