@@ -99,7 +99,7 @@ class _Bench:
         )
 
     def _admit(self, count: int) -> None:
-        """Requests behind the same made-up prompt, until there are `count`: the first one's copies if possible."""
+        """Requests behind one made-up prompt, until there are `count`: copies of the first if possible."""
         for request in range(len(self.ids) + 1, count + 1):
             taken = self.runner.fork(request, 1, self.context, True) if self.ids else 0
             self.ids.append(request)
