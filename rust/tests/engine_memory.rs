@@ -22,7 +22,7 @@ fn what_never_fits_is_refused_and_too_many_as_well() {
     );
     assert!(submit(2, 18).is_ok() && submit(3, 18).is_ok());
     assert!(
-        matches!(submit(4, 1), Err(Failure::Capacity(message)) if message.contains("max_queue_size = 2"))
+        matches!(submit(4, 1), Err(Failure::QueueFull(message)) if message.contains("max_queue_size = 2"))
     );
     engine.step();
     assert!(submit(5, 1).is_ok(), "one has left the queue");

@@ -148,10 +148,8 @@ fn scheduling() {
         let policy = Policy::Throughput { cost: cost.clone(), lag };
         let mut planner = Planner::new(policy, Rule::Rejection, gamma);
         let mut tracks = vec![Track::default(); requests];
-        let mut round = 0;
         let mut spent = [Vec::new(), Vec::new(), Vec::new()];
-        for _ in 0..400 {
-            round += 1;
+        for round in 1..=400 {
             let confidences: Vec<Vec<f32>> = (0..requests as u32)
                 .map(|r| {
                     (0..gamma as u32)

@@ -111,6 +111,10 @@ class Runner:
             self._feed.take([(request, taps)], now=[request])
         return logits
 
+    def feed(self, ids: list[int]) -> None:
+        """Gives the contexts of requests that resume drafting what rounds without a draft put off."""
+        self._feed.complete(ids)
+
     def draft(self, ids: list[int], anchors: list[int]) -> tuple[Tensor, Tensor | None]:
         """One block per request: base logits `[requests * gamma, vocabulary]` and, if a head reads them, the
         hidden states `[requests * gamma, hidden]`."""

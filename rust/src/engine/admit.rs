@@ -99,7 +99,7 @@ impl<M: ModelRunner> Engine<M> {
         source: Option<(RequestId, usize)>,
     ) -> Result<(), RunnerError> {
         let id = active.request.id;
-        self.runner.reserve(&[(id, self.config.positions(pages))])?;
+        self.runner.reserve(&[(id, pages * PAGE_SIZE)])?;
         let Some((source, length)) = source else { return Ok(()) };
         let taken = self.runner.fork(id, source, length, active.request.drafts)?;
         if taken > length {

@@ -68,12 +68,6 @@ impl EngineConfig {
     fn reach(&self, rows: usize, drafts: bool) -> usize {
         rows + 1 + if drafts { self.block_size } else { 0 }
     }
-
-    /// Positions to reserve for that many pages. A draft block is always whole, however few of its tokens can be used,
-    /// and what it writes behind the pages is gone after its pass.
-    fn positions(&self, pages: usize) -> usize {
-        pages * PAGE_SIZE + self.gamma + 1
-    }
 }
 
 /// The round loop. It lives on one thread; [`Queue`] and [`StatsBoard`] are how others reach it.

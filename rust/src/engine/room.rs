@@ -2,7 +2,7 @@
 
 use super::cached::Cached;
 use super::pages::Pages;
-use super::{Engine, ModelRunner, RequestId};
+use super::{Engine, ModelRunner, PAGE_SIZE, RequestId};
 
 impl<M: ModelRunner> Engine<M> {
     /// Gives every decoding request the pages that its next round can need, the oldest first. Kept prefixes make room, the
@@ -38,9 +38,7 @@ impl<M: ModelRunner> Engine<M> {
         let active = &mut self.active[index];
         self.pages.allocate(pages);
         active.cached.grant += pages;
-        if let Err(error) =
-            self.runner.reserve(&[(active.request.id, self.config.positions(active.cached.grant))])
-        {
+        if let Err(error) = self.runner.reserve(&[(active.request.id, active.cached.grant * PAGE_SIZE)]) {
             active.fail(&error);
         }
     }

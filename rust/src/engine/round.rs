@@ -1,6 +1,6 @@
 //! One round over the running requests: draft, plan, verify, accept, commit.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
@@ -21,9 +21,11 @@ impl<M: ModelRunner> Engine<M> {
         }
         let started = Instant::now();
         let mut time = RoundTime::default();
+        let put_off = self.decide_depths();
         match self.draft(&mut time).and_then(|()| self.verify(&mut time)) {
             Ok(()) => {
-                time.total = started.elapsed().as_secs_f64();
+                // What earlier rounds put off is no cost of this one.
+                time.total = (started.elapsed() - put_off).as_secs_f64();
                 if self.planner.timed(&time) {
                     self.publish_costs();
                 }
@@ -39,17 +41,41 @@ impl<M: ModelRunner> Engine<M> {
         self.stats.add(|stats| stats.cost_table = table);
     }
 
-    /// Drafts for the requests that the policy lets draft.
-    fn draft(&mut self, time: &mut RoundTime) -> Result<(), RunnerError> {
-        let started = Instant::now();
-        for active in &mut self.active {
-            active.chain.recycle(&mut active.workspace);
-        }
-        let (gamma, block_size) = (self.config.gamma, self.config.block_size);
+    /// Asks the policy who drafts, and lets those who resume catch up with their context: the time of that.
+    fn decide_depths(&mut self) -> Duration {
+        let block_size = self.config.block_size;
         let mut prospects: Vec<_> =
             self.active.iter_mut().map(|active| active.prospect(block_size)).collect();
         let depths = self.planner.depths(&mut prospects);
-        self.active.iter_mut().zip(depths).for_each(|(active, depth)| active.depth = depth);
+        let mut resuming = Vec::new();
+        for (active, depth) in self.active.iter_mut().zip(depths) {
+            active.chain.recycle(&mut active.workspace);
+            if depth.tokens > 0 && active.depth.tokens == 0 {
+                resuming.push(active.request.id);
+            }
+            active.depth = depth;
+        }
+        if resuming.is_empty() {
+            return Duration::ZERO;
+        }
+        let started = Instant::now();
+        if let Err(error) = self.runner.feed(&resuming) {
+            let concerned = self.active.iter_mut().filter(|active| resuming.contains(&active.request.id));
+            concerned.for_each(|active| active.fail(&error));
+            self.retire();
+        }
+        let spent = started.elapsed();
+        self.stats.add(|stats| {
+            stats.draft += spent;
+            stats.feed += spent;
+        });
+        spent
+    }
+
+    /// Drafts for the requests that the policy lets draft.
+    fn draft(&mut self, time: &mut RoundTime) -> Result<(), RunnerError> {
+        let started = Instant::now();
+        let gamma = self.config.gamma;
         let mut drafting: Vec<&mut Active> =
             self.active.iter_mut().filter(|active| active.depth.tokens > 0).collect();
         if drafting.is_empty() {

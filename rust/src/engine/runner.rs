@@ -37,6 +37,12 @@ pub trait ModelRunner {
     /// part's last token, `[requests, vocabulary]`.
     fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Self::Rows, RunnerError>;
 
+    /// Brings the draft context of these requests up to date, if some of it was put off in rounds without a draft.
+    /// Called before the draft pass of requests that resume drafting, so that the pass can be timed by itself.
+    fn feed(&mut self, _ids: &[RequestId]) -> Result<(), RunnerError> {
+        Ok(())
+    }
+
     /// Runs one draft block per request, behind the given anchors.
     fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Self::Rows>, RunnerError>;
 

@@ -50,6 +50,10 @@ impl ModelRunner for PyRunner {
         self.call("prefill", (ids, prompts, drafts), |rows| Tensor::from_py(rows, "prefill logits"))
     }
 
+    fn feed(&mut self, ids: &[RequestId]) -> Result<(), RunnerError> {
+        self.call("feed", (ids,), |_| Ok(()))
+    }
+
     fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Tensor>, RunnerError> {
         let (ids, anchors): (Vec<_>, Vec<_>) = items.iter().copied().unzip();
         self.call("draft", (ids, anchors), |answer| {

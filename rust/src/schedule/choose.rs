@@ -7,7 +7,7 @@
 //!
 //! Exact where requests are ordered (one's survival is nowhere below the next one's) and, within an order, for every
 //! cost table; for up to 8 requests every number is tried, for more the powers of two and then the neighbourhood of
-//! the best. Not exact where two requests cross, one better at the first position, the other at later ones.
+//! the best one. Not exact where two requests cross, one better at the first position, the other at later ones.
 
 use super::cost::CostTable;
 
@@ -46,9 +46,11 @@ pub struct Choice {
 #[derive(Debug, Clone, Copy)]
 struct Item {
     survival: f64,
-    weight: f64,
-    rank: u32,
-    slot: u32,
+    /// Survival times the share of the cases.
+    gain: f64,
+    /// Halves of a token in the target pass: 1, or 2 in all cases.
+    halves: usize,
+    rank: usize,
     /// Whether it is the first case of its position, with which the token is drafted.
     is_first: bool,
 }
@@ -66,13 +68,14 @@ pub fn choose(running: usize, hopes: &[Hope<'_>], cost: &CostTable) -> Choice {
     let search = Search::new(running, hopes, cost);
     let plain = running as f64 / cost.round_seconds(running, running);
     let mut best = Best { rate: plain, drafting: 0, items: 0 };
+    let tries_all = hopes.len() <= 8;
     for drafting in 1..=hopes.len() {
-        if drafting <= 8 || drafting.is_power_of_two() || drafting == hopes.len() {
+        if tries_all || drafting.is_power_of_two() || drafting == hopes.len() {
             search.improve(&mut best, drafting);
         }
     }
     let mut step = best.drafting.next_power_of_two() / 4;
-    while best.drafting > 8 && step > 0 {
+    while !tries_all && best.drafting > 0 && step > 0 {
         let around = best.drafting;
         search.improve(&mut best, around - step);
         search.improve(&mut best, (around + step).min(hopes.len()));
@@ -113,6 +116,8 @@ struct Search<'a> {
     ranked: Vec<usize>,
     /// By falling survival.
     items: Vec<Item>,
+    /// Seconds of the target pass with 0, 1, 2, ... halves of a token beside the anchors.
+    pass: Vec<f64>,
 }
 
 impl<'a> Search<'a> {
@@ -120,50 +125,46 @@ impl<'a> Search<'a> {
         let gains: Vec<f64> = hopes.iter().map(Hope::gain).collect();
         let mut ranked: Vec<usize> = (0..hopes.len()).collect();
         ranked.sort_unstable_by(|&a, &b| gains[b].total_cmp(&gains[a]).then(a.cmp(&b)));
-        let mut items = Vec::with_capacity(2 * hopes.iter().map(|hope| hope.survival.len()).sum::<usize>());
-        for (rank, &hope) in (0..).zip(&ranked) {
-            add_items(&mut items, rank, &hopes[hope]);
-        }
-        items.sort_unstable_by(|a: &Item, b| {
-            b.survival.total_cmp(&a.survival).then(a.slot.cmp(&b.slot)).then(a.rank.cmp(&b.rank))
-        });
-        Self { running, cost, ranked, items }
+        let items = by_falling_survival(&all_items(hopes, &ranked));
+        let halves: usize = items.iter().map(|item| item.halves).sum();
+        let pass =
+            (0..=halves).map(|halves| running as f64 + 0.5 * halves as f64).map(cost.pass.walk()).collect();
+        Self { running, cost, ranked, items, pass }
     }
 
     /// Looks for a better plan among those in which the first `drafting` of the ranked requests draft.
     fn improve(&self, best: &mut Best, drafting: usize) {
-        let mut pass = self.cost.pass.walk();
-        let mut seconds = self.cost.round_seconds
+        let fixed = self.cost.round_seconds
             + self.cost.request_seconds * self.running as f64
             + self.cost.draft_seconds(drafting, 0);
-        let (mut tokens, mut width) = (self.running as f64, self.running as f64);
-        let bar = drafting as u32;
+        let (mut tokens, mut seconds, mut halves) = (self.running as f64, fixed, 0);
+        let (mut best_tokens, mut best_seconds, mut items) = (best.rate, 1.0, None);
         for (i, item) in self.items.iter().enumerate() {
-            if item.rank >= bar {
-                continue;
+            // Without a branch, which would be taken at random.
+            let takes = usize::from(item.rank < drafting);
+            tokens += takes as f64 * item.gain;
+            seconds += (takes & usize::from(item.is_first)) as f64 * self.cost.token_seconds;
+            halves += takes * item.halves;
+            let whole = self.pass[halves] + seconds;
+            if tokens * best_seconds > best_tokens * whole {
+                (best_tokens, best_seconds, items) = (tokens, whole, Some(i + 1));
             }
-            tokens += item.survival * item.weight;
-            width += item.weight;
-            if item.is_first {
-                seconds += self.cost.token_seconds;
-            }
-            let whole = pass(width) + seconds;
-            if tokens > best.rate * whole {
-                *best = Best { rate: tokens / whole, drafting, items: i + 1 };
-            }
+        }
+        if let Some(items) = items {
+            *best = Best { rate: best_tokens / best_seconds, drafting, items };
         }
     }
 
     fn taken(&self, best: &Best) -> impl Iterator<Item = &Item> {
-        self.items[..best.items].iter().filter(|item| (item.rank as usize) < best.drafting)
+        self.items[..best.items].iter().filter(|item| item.rank < best.drafting)
     }
 
     fn horizon(&self, best: &Best) -> Vec<f64> {
-        let (mut horizon, mut width, mut gain) = (vec![0.0], 0.0, 0.0);
+        let (mut horizon, mut halves, mut gain) = (vec![0.0], 0, 0.0);
         for item in self.taken(best) {
-            width += item.weight;
-            gain += item.weight * item.survival;
-            if width >= horizon.len() as f64 {
+            halves += item.halves;
+            gain += item.gain;
+            if halves >= 2 * horizon.len() {
                 horizon.push(gain);
             }
         }
@@ -173,29 +174,53 @@ impl<'a> Search<'a> {
     /// Tokens to draft, by the order in which the hopes came.
     fn lengths(&self, best: &Best) -> Vec<usize> {
         let mut lengths = vec![0; self.ranked.len()];
-        self.taken(best)
-            .filter(|item| item.is_first)
-            .for_each(|item| lengths[self.ranked[item.rank as usize]] += 1);
+        self.taken(best).filter(|item| item.is_first).for_each(|item| lengths[self.ranked[item.rank]] += 1);
         lengths
     }
 }
 
+/// Every position of every hope, slot by slot and then rank by rank.
+///
 /// A position is worth more than its mean survival where the plan can tell a good block from a bad one: half of the
 /// blocks are taken to be as good as the spread says, half as bad.
-fn add_items(items: &mut Vec<Item>, rank: u32, hope: &Hope<'_>) {
-    let (mut good, mut bad) = (1.0f64, 1.0f64);
-    for (slot, (&mean, &spread)) in (0..).zip(hope.survival.iter().zip(hope.spread)) {
-        let share = spread.min(1.0).min((good - mean).max(0.0) / mean.max(f64::MIN_POSITIVE));
-        good = (mean * (1.0 + share)).min(good);
-        bad = (mean * (1.0 - share)).min(bad);
-        if good - bad < 0.02 * mean {
-            (good, bad) = (mean, mean);
-            items.push(Item { survival: mean, weight: 1.0, rank, slot, is_first: true });
-        } else {
-            items.push(Item { survival: good, weight: 0.5, rank, slot, is_first: true });
-            items.push(Item { survival: bad, weight: 0.5, rank, slot, is_first: false });
+fn all_items(hopes: &[Hope<'_>], ranked: &[usize]) -> Vec<Item> {
+    let longest = hopes.iter().map(|hope| hope.survival.len()).max().unwrap_or(0);
+    let mut items = Vec::with_capacity(2 * longest * hopes.len());
+    // Survival of the position before, of good and of bad blocks.
+    let mut before = vec![(1.0f64, 1.0f64); hopes.len()];
+    for slot in 0..longest {
+        for (rank, &hope) in ranked.iter().enumerate() {
+            let Some((&mean, &spread)) = hopes[hope].survival.get(slot).zip(hopes[hope].spread.get(slot))
+            else {
+                continue;
+            };
+            let (good, bad) = &mut before[rank];
+            let share = spread.min(1.0).min((*good - mean).max(0.0) / mean.max(f64::MIN_POSITIVE));
+            *good = (mean * (1.0 + share)).min(*good);
+            *bad = (mean * (1.0 - share)).min(*bad);
+            let item = |survival, halves, is_first| {
+                let gain = 0.5 * halves as f64 * survival;
+                Item { survival, gain, halves, rank, is_first }
+            };
+            if *good - *bad < 0.02 * mean {
+                (*good, *bad) = (mean, mean);
+                items.push(item(mean, 2, true));
+            } else {
+                items.push(item(*good, 1, true));
+                items.push(item(*bad, 1, false));
+            }
         }
     }
+    items
+}
+
+/// Sorted; ties keep their order. Keys of one machine word sort several times faster than items: survival, not
+/// negative, rounded to its upper 32 bits, and the place.
+fn by_falling_survival(items: &[Item]) -> Vec<Item> {
+    let key = |(place, item): (usize, &Item)| !(item.survival.to_bits() >> 32) << 32 | place as u64;
+    let mut keys: Vec<u64> = items.iter().enumerate().map(key).collect();
+    keys.sort_unstable();
+    keys.into_iter().map(|key| items[(key & 0xffff_ffff) as usize]).collect()
 }
 
 #[cfg(test)]

@@ -26,11 +26,14 @@ pub struct Found {
     pub offsets: f64,
 }
 
+/// What two requests have committed.
+type Prefixes = (Vec<u32>, Vec<u32>);
+
 struct Enumeration<'a> {
     toy: &'a Toy,
     rule: Rule,
     tree: Tree<'a>,
-    known: HashMap<(Vec<u32>, Vec<u32>), Vec<(usize, u32, f64)>>,
+    known: HashMap<Prefixes, Vec<(usize, u32, f64)>>,
     joint: Joint,
     found: Found,
     range: (f64, f64),

@@ -139,7 +139,7 @@ impl World {
             let block = if self.uniform(r, 63, 0) < 0.5 { client.spread } else { -client.spread };
             let mut chances = Vec::new();
             let mut confidences = Vec::new();
-            for slot in 0..depth.tokens {
+            for (slot, offset) in offsets.into_iter().enumerate().take(depth.tokens) {
                 let own = 0.3 * (self.uniform(r, slot, 1) - 0.5);
                 let chance = (client.mean + client.mean.min(1.0 - client.mean) * (block + own) * 2.0)
                     .clamp(0.01, 0.99);
@@ -147,7 +147,7 @@ impl World {
                 let sigmoid = |x: f64| (1.0 / (1.0 + (-x).exp())) as f32;
                 chances.push(chance);
                 confidences.extend(match client.head {
-                    Head::Right => Some(sigmoid(logit + offsets[slot])),
+                    Head::Right => Some(sigmoid(logit + offset)),
                     Head::Sure => Some(sigmoid(logit + 1.5 + offsets[slot])),
                     Head::Constant => Some(sigmoid(1.0 + offsets[slot])),
                     Head::None => None,
