@@ -214,3 +214,24 @@ def test_noise_is_bounded_and_repeatable() -> None:
     assert 0.02 < float(found.abs().max()) <= 0.025
     assert torch.equal(found, noisy(batch, 0.05, generators(2)).taps)
     assert noisy(batch, 0.0, generators(2)) is batch
+
+
+def test_a_teacher_in_16_bits_normalises_by_float32_logits() -> None:
+    import numpy as np
+
+    from dspark.pretrained import resolve
+    from dspark.target import load_target
+    from dspark.train.data.conversations import Conversation
+    from dspark.train.head import embeddings_and_head, teacher_logits
+    from dspark.train.teacher import Teacher
+
+    path = resolve("tiny", "target")
+    target = load_target(path, dtype=torch.bfloat16)
+    head = embeddings_and_head(path, (512, 96), None)[1]
+    one = Conversation(np.arange(20, 60), ((5, 40),))
+    for given, worst in ((head, 1e-5), (None, 1.0)):
+        (states,) = Teacher(target, (0,), given).states([one])
+        law = TeacherLaw.of_logits(teacher_logits(states.hidden, head), states.normalisers)
+        off = float((law.probabilities[4:].sum(1) - 1.0).abs().max())
+        assert off < worst
+        assert (off > 1e-4) == (given is None)
