@@ -157,7 +157,7 @@ def test_help_lists_what_there_is_and_loads_no_torch():
             [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
         )
         assert done.stdout.endswith("False\n") and all(word in done.stdout for word in words)
-    for absent in ("bench", "evaluate", "calibrate", "profile", "train", "kernels", "serve"):
+    for absent in ("bench", "evaluate", "calibrate", "profile", "kernels", "serve"):
         assert (
             f" {absent} "
             not in subprocess.run(
