@@ -133,6 +133,7 @@ def states_of(settings: Settings, ready: Prepared, say: Say) -> StateSource:
         "target": settings.target,
         "taps": list(config.target_layer_ids),
         "dtype": str(ready.target.dtype),
+        "normalisers": "float32",
     }
     if ready.world.is_main:
         cache = StateCache(directory, said)
