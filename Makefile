@@ -19,7 +19,7 @@ STAMPS    := $(VENV)/.dspark
 INSTALL    = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install) $(PIP_ARGS)
 RUST      := Cargo.toml Cargo.lock $(shell find $(wildcard rust cuda) -type f -not -path '*/target/*')
 EXTENSION := $(STAMPS)/extension
-SOURCES   := python tests benchmarks scripts
+SOURCES   := python tests benchmarks examples scripts
 
 # Tools of the environment come first; cargo has to find its Python too.
 export PATH := $(BIN):$(PATH)

@@ -19,6 +19,7 @@ from measure import machine
 from pairs import PAIRS, Pair
 
 PASSES = ("prefill_s", "draft_s", "chain_s", "verify_s")
+TIMES = (*PASSES, "accept_s", "round_s")
 
 
 def overheads(
@@ -31,7 +32,7 @@ def overheads(
         decoder.generate(prompt, params)
         after = decoder.stats()
         rounds = after["passes"] - before["passes"]
-        spent = {name: (after[name] - before[name]) / rounds * 1e6 for name in after if name.endswith("_s")}
+        spent = {name: (after[name] - before[name]) / rounds * 1e6 for name in TIMES}
         spent["outside"] = spent["round_s"] - sum(spent[name] for name in PASSES)
         if turn >= 2:
             rows.append(spent)
@@ -49,7 +50,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print(machine())
     pair: Pair = PAIRS[options.model]
-    with DSparkDecoder.from_pretrained(pair.target, pair.draft, **pair.options) as decoder:
+    with DSparkDecoder.from_pretrained(pair.target, pair.draft, policy="fixed", **pair.options) as decoder:
         print(f"{options.model}, {decoder.info()['dtype']}, rejection, batch 1; µs per round, medians\n")
         print(
             f"{'temperature':11} {'round':>9} {'draft':>9} {'chain':>9} {'verify':>9} {'accept':>9}   outside"

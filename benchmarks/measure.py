@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+
+from dspark.serve.costs import device_name
 
 SETTLE = 0.03
 """Seconds before each timed run: OpenMP's workers spin for 10 ms or so after their last product, on
@@ -73,11 +73,5 @@ def interleaved(
 
 def machine() -> str:
     """One line that says what was measured on."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        lines = info.read_text(encoding="utf-8").splitlines()
-        model = next(
-            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model
-        )
+    model = device_name(torch.device("cpu"))
     return f"{model}, {os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads"

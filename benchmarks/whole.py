@@ -52,7 +52,13 @@ def main() -> None:
     print(machine())
     block_size = pair.block_size if options.block_size is None else options.block_size
     with DSparkDecoder.from_pretrained(
-        pair.target, pair.draft, device="cpu", dtype=options.dtype, block_size=block_size, **pair.options
+        pair.target,
+        pair.draft,
+        device="cpu",
+        dtype=options.dtype,
+        policy="fixed",
+        block_size=block_size,
+        **pair.options,
     ) as decoder:
         info = decoder.info()
         print(

@@ -8,7 +8,7 @@ from dspark.cli import main
 from dspark.pretrained import resolve
 
 PROMPT = "import os\n"
-GREEDY = ("--temperature", "0", "--device", "cpu", "--dtype", "float32")
+GREEDY = ("--temperature", "0", "--device", "cpu", "--dtype", "float32", "--policy", "fixed")
 STEPS = ("dspark: starting torch", "dspark: loading")
 
 

@@ -20,6 +20,7 @@ from conftest import DATA
 from dspark.checkpoint import inspect_checkpoint
 from dspark.draft import load_draft
 from dspark.errors import CheckpointError, ConfigError
+from dspark.serve.models import Models
 from dspark.target import load_target
 from dspark.target.adapter import states
 from dspark.target.adapter.cache import AdaptedCache
@@ -199,6 +200,9 @@ def test_the_older_layout_is_cut_too() -> None:
     cache = OldCache(9)
     before = [tensor.clone() for tensor in (*cache.key_cache, *cache.value_cache)]
     assert states.fault(cache, 9) is None and states.foreign_state(cache) is None
+    copy = states.copied(cache, 4)
+    assert states.fault(copy, 4) is None and states.fault(cache, 9) is None
+    copy.value_cache[0].zero_()
     states.truncate(cache, 6)
     assert states.fault(cache, 6) is None
     assert states.fault(cache, 9) == "keeps 6 positions of 9 in layer 0"
@@ -309,3 +313,34 @@ def test_inspect_tells_what_is_known_without_loading(tmp_path: Path) -> None:
     assert (told["vocab_size"], told["max_position_embeddings"]) == (VOCAB, 128)
     assert "checked by loading" in told["warnings"][0]
     json.dumps(told)
+
+
+def test_caches_that_share_memory_are_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe notices, the decoder says so, and a fork is declined."""
+    path = write(tmp_path, "gpt2")
+
+    def reuse() -> tuple[list[str], int]:
+        models = Models.load(path, None, device="cpu")
+        runner = models.runner()
+        with torch.inference_mode():
+            runner.prefill([1], [[1, 2, 3]], [False])
+            taken = runner.fork(2, 1, 2, False)
+        return [line for line in models.info()["switched_off"] if line.startswith("prefix reuse")], taken
+
+    assert reuse() == ([], 2)
+
+    def shared(source: Any, length: int) -> Any:
+        states.truncate(source, length)
+        return source
+
+    monkeypatch.setattr(states, "copied", shared)
+    (reason,), taken = reuse()
+    assert "a copied cache of GPT2LMHeadModel gives other logits" in reason and taken == 0
+
+
+def test_caches_that_cannot_be_copied_are_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "copied", lambda source, length: source)
+    reason = Models.load(write(tmp_path, "gpt2"), None, device="cpu").info()["switched_off"][0]
+    assert reason.startswith(
+        "prefix reuse: caches of GPT2LMHeadModel cannot be copied (ConfigError: the cache"
+    )

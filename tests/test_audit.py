@@ -30,7 +30,7 @@ def models():
 
 
 def audit(models, options=None, plan=PLAN):
-    return audit_pair(models, options or Options(), PROMPTS, plan)
+    return audit_pair(models, options or Options(policy="fixed"), PROMPTS, plan)
 
 
 def test_reference_rows_are_its_single_rows(models):
@@ -44,7 +44,7 @@ def test_reference_rows_are_its_single_rows(models):
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block", "coupled"])
 def test_the_embedded_pair_passes(models, acceptance):
-    report = audit(models, Options(acceptance=acceptance))
+    report = audit(models, Options(policy="fixed", acceptance=acceptance))
     assert report.failures() == []
     assert report.gaps() == []
     assert report.verdict == "pass"
@@ -132,6 +132,8 @@ def test_a_cache_that_keeps_a_rejected_token_fails(models, monkeypatch):
         commit(self, ids, [min(n + 1, width[request]) for request, n in zip(ids, kept, strict=True)])
 
     monkeypatch.setattr(Runner, "commit", faulty)
+    # Without limits: a cache that keeps more than the core counts would soon run out of its room.
+    monkeypatch.setattr(Runner, "reserve", lambda self, ids, positions: None)
     report = audit(models)
     assert report.verdict == "fail"
     assert report.greedy.beyond_rounding > 0
@@ -141,7 +143,7 @@ def test_a_cache_that_keeps_a_rejected_token_fails(models, monkeypatch):
 def test_a_text_that_is_not_that_of_its_noise_fails(models):
     """Texts of the rule `rejection` follow the target's law, and are not those that `coupled` promises."""
     params = SamplingParams(max_tokens=32, temperature=1.0, seed=1, n=2)
-    with DSparkDecoder(lambda: models, Options()) as decoder:
+    with DSparkDecoder(lambda: models, Options(policy="fixed")) as decoder:
         results = decoder.generate(PROMPTS[0], params)
     found = check_coupled("text", results, 2, params, Reference(models.target), lambda *_: None)
     assert found.equal + found.within_rounding + len(found.beyond_rounding) == 64
@@ -230,7 +232,7 @@ def test_wrong_ends_and_counts_fail(models, monkeypatch, change, words):
         ]
 
     monkeypatch.setattr(DSparkDecoder, "generate", faulty)
-    report = audit_pair(models, Options(), ["import os\n"], Plan(tokens=8, samples=2))
+    report = audit_pair(models, Options(policy="fixed"), ["import os\n"], Plan(tokens=8, samples=2))
     assert report.verdict == "fail"
     assert any(words in line for line in report.failures())
 
@@ -255,7 +257,7 @@ def test_the_audit_overrides_the_generation_config(models):
     config = {"repetition_penalty": 1.5, "top_k": 3, "do_sample": False}
     report = audit(replace(models, generation_config=config))
     assert report.verdict == "pass"
-    with DSparkDecoder(lambda: replace(models, generation_config=config), Options()) as decoder:
+    with DSparkDecoder(lambda: replace(models, generation_config=config), Options(policy="fixed")) as decoder:
         penalised = decoder.generate(PROMPTS[0], SamplingParams(max_tokens=32))
         plain = decoder.generate(PROMPTS[0], SamplingParams(max_tokens=32, repetition_penalty=1.0))
     assert penalised.token_ids != plain.token_ids  # so the config does matter

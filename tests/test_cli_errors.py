@@ -41,7 +41,6 @@ from dspark.cli import show
         (["generate", "x", "--draft", "tiny"], "CheckpointError", "'tiny' is a target"),
         (["generate", "x", "--dtype", "int4"], "ConfigError", "int4"),
         (["generate", "x", "--policy", "brave"], "ConfigError", "brave"),
-        (["generate", "x", "--policy", "throughput"], "ConfigError", "has none: use fixed or threshold"),
         (["generate", "x", "--policy", "threshold"], "ConfigError", "confidence_threshold"),
         (["generate", "x", "--confidence-threshold", "0.5"], "ConfigError", "threshold"),
         (["generate", "x", "--block-size", "20"], "ConfigError", "20"),

@@ -162,7 +162,8 @@ def test_law_of_the_text(name: str, tmp_path: Path) -> None:
     nested = write_draft(tmp_path / "nested", 5, head=head)
     draft = as_speculators(nested, tmp_path / "draft", [1, 2, 4], 5, sample_from_anchor=head != "rnn")
     params = SamplingParams(max_tokens=LENGTH, n=1500, seed=len(name), **sampling)
-    with DSparkDecoder.from_pretrained(path, draft, max_batch_size=256, **options) as decoder:
+    options = {"policy": "fixed", "max_batch_size": 256, **options}
+    with DSparkDecoder.from_pretrained(path, draft, **options) as decoder:
         found: list[Counter[tuple[int, ...]]] = sampled(decoder, params)
     target = load_target(path)
     for prompt, counts in zip(PROMPTS, found, strict=True):
@@ -226,7 +227,7 @@ def test_greedy_text_and_the_chain_of_the_modules(
     prompts = [[3, 5], [1], [20, 21, 22, 4]]
     with DSparkDecoder.from_pretrained(target) as plain:
         expected = [r.token_ids for r in plain.generate(prompts, params)]
-    with DSparkDecoder.from_pretrained(target, draft) as decoder:
+    with DSparkDecoder.from_pretrained(target, draft, policy="fixed") as decoder:
         assert [r.token_ids for r in decoder.generate(prompts, params)] == expected
         assert decoder.stats()["accepted"] > 0
     checked = 0
@@ -284,7 +285,7 @@ def test_coupled_text_needs_no_draft(head: str | None, candidates: int | None, t
     with DSparkDecoder.from_pretrained(target, acceptance="coupled") as plain:
         expected = [r.token_ids for r in plain.generate(prompts, params)]
     with DSparkDecoder.from_pretrained(
-        target, draft, acceptance="coupled", markov_candidates=candidates
+        target, draft, policy="fixed", acceptance="coupled", markov_candidates=candidates
     ) as decoder:
         assert [r.token_ids for r in decoder.generate(prompts, params)] == expected
         assert decoder.stats()["accepted"] > 0

@@ -268,7 +268,9 @@ def test_an_exported_draft_drafts_the_same_text(tmp_path: Path) -> None:
         if form is not None:
             draft = tmp_path / form
             export_draft(resolve("tiny-draft", "draft"), draft, form, resolve("tiny", "target"))
-        with DSparkDecoder.from_pretrained("tiny", draft, device="cpu", dtype="float32") as decoder:
+        with DSparkDecoder.from_pretrained(
+            "tiny", draft, policy="fixed", device="cpu", dtype="float32"
+        ) as decoder:
             result = decoder.generate("import os\n", params)
             outcomes.append((result.token_ids, [(r.drafted, r.accepted) for r in result.rounds]))
     assert outcomes[1:] == outcomes[:1] * 3

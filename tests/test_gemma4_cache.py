@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dspark.attention.cache import FIRST_CAPACITY
 from dspark.errors import CapacityError, ConfigError
 from dspark.target import load_target
 from dspark.target.gemma4.cache import Gemma4Cache, SlidingStore
@@ -65,19 +66,20 @@ def test_chunks_equal_the_whole(target: Gemma4TargetModel, count: int, chunk: in
 
 def test_sliding_layers_forget_and_full_layers_do_not(target: Gemma4TargetModel) -> None:
     cache = target.new_cache()
-    first = cache.stores[SLIDING].capacity
     for piece in tokens(LONG).split(8):
         run(target, cache, piece)
     assert cache.length == cache.stores[FULL].length == LONG
-    assert cache.stores[SLIDING].capacity == first < LONG
-    assert WINDOW - 1 <= cache.stores[SLIDING].length <= first
+    sliding = cache.stores[SLIDING]
+    assert sliding.capacity == FIRST_CAPACITY < LONG
+    assert WINDOW - 1 <= sliding.length <= FIRST_CAPACITY
+    assert sliding.forgotten + sliding.length == LONG
 
 
 def test_a_window_longer_than_the_store_makes_it_grow_once(target: Gemma4TargetModel) -> None:
     store = SlidingStore(1, 1, 2, torch.float64, torch.device("cpu"), window=200)
     for position in range(1000):
         store.make_room(1)
-        store.reserve(store.length + 1)
+        store.require(store.length + 1)
         store.data[:, :, store.length] = position
         store.advance(1)
         seen = min(position + 1, 200)

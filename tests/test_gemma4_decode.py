@@ -31,6 +31,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 def run(
     target: Path, draft: Path | None, params: list[SamplingParams], **options: Any
 ) -> tuple[list[Any], int]:
+    options = {"policy": "fixed", **options}
     with DSparkDecoder.from_pretrained(target, draft, device="cpu", dtype="float64", **options) as decoder:
         results = decoder.generate(PROMPTS, params)
         assert all(result.error is None for result in results)

@@ -267,11 +267,11 @@ def test_what_is_not_given_comes_from_the_generation_config(tmp_path: Path) -> N
     shutil.copytree(resolve("tiny", "target"), tmp_path / "target")
     path = tmp_path / "target" / "generation_config.json"
     path.write_text(json.dumps({"do_sample": False, "eos_token_id": [0, 222]}))
-    with DSparkDecoder.from_pretrained(tmp_path / "target", "tiny-draft") as decoder:
+    with DSparkDecoder.from_pretrained(tmp_path / "target", "tiny-draft", policy="fixed") as decoder:
         texts = {decoder.generate(PROMPT, SamplingParams(max_tokens=30)).token_ids for _ in range(3)}
         assert len(texts) == 1 and next(iter(texts))[-1] == 222, "greedy, and ends at the second end token"
     path.write_text(json.dumps({"temperature": 0.7, "top_k": 1, "do_sample": True}))
-    with DSparkDecoder.from_pretrained(tmp_path / "target", "tiny-draft") as decoder:
+    with DSparkDecoder.from_pretrained(tmp_path / "target", "tiny-draft", policy="fixed") as decoder:
         assert len({decoder.generate(PROMPT, SamplingParams(max_tokens=30)).token_ids for _ in range(3)}) == 1
 
 
@@ -283,7 +283,7 @@ def test_chat_without_a_template_is_refused(decoders: Decoders) -> None:
 def test_a_target_without_tokenizer_answers_token_ids(tmp_path: Path) -> None:
     shutil.copytree(resolve("tiny", "target"), tmp_path / "target")
     (tmp_path / "target" / "tokenizer.json").unlink()
-    with DSparkDecoder.from_pretrained(tmp_path / "target", "tiny-draft") as decoder:
+    with DSparkDecoder.from_pretrained(tmp_path / "target", "tiny-draft", policy="fixed") as decoder:
         result = decoder.generate([456, 290], greedy())
         assert len(result.token_ids) == 40 and result.text == ""
         assert "tokenizer.json" in decoder.info()["switched_off"][0]
@@ -299,7 +299,7 @@ def test_useless_target_weights_fail_the_request_by_name(tmp_path: Path) -> None
     weights = load_file(tmp_path / "target" / "model.safetensors")
     weights["model.embed_tokens.weight"][300] = torch.nan
     save_file(weights, tmp_path / "target" / "model.safetensors")
-    with DSparkDecoder.from_pretrained(tmp_path / "target", "tiny-draft") as decoder:
+    with DSparkDecoder.from_pretrained(tmp_path / "target", "tiny-draft", policy="fixed") as decoder:
         with pytest.raises(NumericsError, match="NaN"):
             decoder.generate([300], greedy())
         bad, good = decoder.generate([[300], [456, 290]], greedy(logit_bias={300: -100.0}))
@@ -318,7 +318,7 @@ def test_ctrl_c_cancels_and_the_decoder_lives_on(decoders: Decoders) -> None:
 
 
 def test_close_aborts_what_runs_and_refuses_what_comes() -> None:
-    decoder = DSparkDecoder.from_pretrained("tiny", "tiny-draft")
+    decoder = DSparkDecoder.from_pretrained("tiny", "tiny-draft", policy="fixed")
     results: list[Any] = []
     worker = threading.Thread(
         target=lambda: results.append(decoder.generate(PROMPT, SamplingParams(ignore_eos=True)))

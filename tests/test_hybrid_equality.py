@@ -35,6 +35,7 @@ def hybrids() -> Iterator[Decoders]:
     def make(draft: Path | None = DRAFT, **options: Any) -> DSparkDecoder:
         key = repr((draft, sorted(options.items())))
         if key not in made:
+            options = {"policy": "fixed", **options}
             made[key] = DSparkDecoder.from_pretrained(TARGET, draft, device="cpu", dtype="float64", **options)
         return made[key]
 
@@ -120,7 +121,7 @@ def test_two_random_drafts_give_the_same_text(tmp_path: Path, acceptance: str) -
             tensors[name] = tensors[name][:7]
         config = nested_config({"markov_head_type": head}, vocab_size=7, max_position_embeddings=512)
         draft = write_checkpoint(tmp_path / head, config, tensors)
-        with DSparkDecoder.from_pretrained(target, draft, acceptance=acceptance) as decoder:
+        with DSparkDecoder.from_pretrained(target, draft, policy="fixed", acceptance=acceptance) as decoder:
             results = decoder.generate(prompts, params)
         assert [r.token_ids for r in results] == expected
         kept |= {r.accepted for result in results for r in result.rounds if r.drafted == 5}
@@ -130,7 +131,10 @@ def test_two_random_drafts_give_the_same_text(tmp_path: Path, acceptance: str) -
 def test_an_audit_of_the_pair_passes() -> None:
     models = Models.load(TARGET, DRAFT, dtype="float32", device="cpu")
     report = audit_pair(
-        models, Options(), ["def read(self", "class A:\n", "import "], Plan(tokens=32, samples=8)
+        models,
+        Options(policy="fixed"),
+        ["def read(self", "class A:\n", "import "],
+        Plan(tokens=32, samples=8),
     )
     assert report.verdict == "pass"
 
@@ -148,5 +152,7 @@ def test_an_audit_shows_states_that_are_not_rolled_back(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(HybridCache, "advance", crop)
     models = Models.load(TARGET, DRAFT, dtype="float32", device="cpu")
-    report = audit_pair(models, Options(), ["def read(self", "class A:\n"], Plan(tokens=32, samples=8))
+    report = audit_pair(
+        models, Options(policy="fixed"), ["def read(self", "class A:\n"], Plan(tokens=32, samples=8)
+    )
     assert report.verdict == "fail"

@@ -126,7 +126,9 @@ def test_law_of_the_text(pair: tuple[Path, Path], name: str, runs: int) -> None:
     options, sampling = CASES[name]
     target = load_target(pair[0])
     pooled: list[Counter[tuple[int, ...]]] = [Counter() for _ in PROMPTS]
-    with DSparkDecoder.from_pretrained(*pair, max_batch_size=256, **options) as decoder:
+    with DSparkDecoder.from_pretrained(
+        *pair, **{"policy": "fixed", "max_batch_size": 256, **options}
+    ) as decoder:
         for run in range(runs):
             params = SamplingParams(max_tokens=LENGTH, n=PER_PROMPT, seed=1000 * run + len(name), **sampling)
             for total, counts in zip(pooled, sampled(decoder, params), strict=True):
@@ -139,7 +141,7 @@ def test_a_small_bias_would_be_seen(pair: tuple[Path, Path]) -> None:
     """The same test refuses texts drawn at a temperature 15 % too high."""
     target = load_target(pair[0])
     biased = SamplingParams(max_tokens=LENGTH, n=PER_PROMPT, seed=5, temperature=1.15)
-    with DSparkDecoder.from_pretrained(*pair, max_batch_size=256) as decoder:
+    with DSparkDecoder.from_pretrained(*pair, policy="fixed", max_batch_size=256) as decoder:
         expected = SamplingParams(max_tokens=LENGTH)
         values = [
             p_value(counts, law(target, list(prompt), expected))

@@ -19,7 +19,7 @@ def engines() -> int:
 
 def test_a_decoder_that_is_dropped_ends_its_engine() -> None:
     before = engines()
-    decoder = DSparkDecoder.from_pretrained("tiny", "tiny-draft")
+    decoder = DSparkDecoder.from_pretrained("tiny", "tiny-draft", policy="fixed")
     decoder.generate(PROMPT, SamplingParams(max_tokens=5))
     assert engines() == before + 1
     del decoder
@@ -34,7 +34,7 @@ def test_a_decoder_that_is_dropped_ends_its_engine() -> None:
 def test_leaving_the_interpreter_ends_what_runs() -> None:
     script = (
         "from dspark import DSparkDecoder, SamplingParams\n"
-        "decoder = DSparkDecoder.from_pretrained('tiny', 'tiny-draft')\n"
+        "decoder = DSparkDecoder.from_pretrained('tiny', 'tiny-draft', policy='fixed')\n"
         f"stream = decoder.stream({PROMPT!r}, SamplingParams(ignore_eos=True))\n"
         "print(next(stream).token_ids != ())\n"
     )

@@ -27,7 +27,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("needs a confidence_threshold between 0 and 1", {"policy": "threshold", "confidence_threshold": 1.5}),
     ("needs a confidence_threshold between 0 and 1", {"policy": "threshold", "confidence_threshold": "a"}),
     ('for policy "threshold"', {"confidence_threshold": 0.5}),
-    ("needs a cost table", {"policy": "throughput"}),
     ("out of range", {"block_size": 9}),
     ("block_size must be", {"block_size": 0}),
     ("markov_candidates must be", {"markov_candidates": 0}),
@@ -39,7 +38,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("device must be", {"device": None}),
     ("device must be", {"device": "meta"}),
     ("prefill_chunk_size must be", {"prefill_chunk_size": 0}),
-    ('for policy "throughput"', {"cost_table": CostTable([(1, 0.1)])}),
+    ('for policy "throughput"', {"policy": "fixed", "cost_table": CostTable([(1, 0.1)])}),
     ("more than the models' window of 2048", {"max_model_len": 4096}),
     ("device must be", {"device": "gpu9"}),
     ("dtype must be", {"dtype": "int8"}),
@@ -81,7 +80,9 @@ def test_throughput_follows_its_table(decoders: Decoders) -> None:
     )
     assert flat.token_ids == steep.token_ids == whole.token_ids
     assert all(r.verified == r.drafted for r in flat.rounds)
-    assert all(r.verified == 0 for r in steep.rounds) and steep.acceptance_length == 1.0
+    # No pass is that slow: the table is corrected by the rounds, so it holds for the first of them only.
+    assert all(r.drafted == 0 for r in steep.rounds[:8])
+    assert "rounds without a draft: plain decoding was estimated faster" in steep.speculation
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block", "coupled"])
@@ -111,7 +112,9 @@ def test_a_draft_trained_wider_than_it_is_served(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "training_block_size": 16}))
     rounds = {}
     for block_size in (1, 3, 7, 9):
-        with DSparkDecoder.from_pretrained("tiny", tmp_path / "draft", block_size=block_size) as decoder:
+        with DSparkDecoder.from_pretrained(
+            "tiny", tmp_path / "draft", policy="fixed", block_size=block_size
+        ) as decoder:
             result = decoder.generate(PROMPT, GREEDY)
             rounds[block_size] = result.rounds
             assert max(r.drafted for r in result.rounds) == block_size
@@ -127,7 +130,7 @@ def test_a_draft_without_a_confidence_head_has_no_cut(tmp_path: Path) -> None:
     draft = write_draft(tmp_path / "draft", 7, confidence=False)
     with pytest.raises(ConfigError, match="confidence head"):
         DSparkDecoder.from_pretrained(target, draft, policy="threshold", confidence_threshold=0.5)
-    with DSparkDecoder.from_pretrained(target, draft) as decoder:
+    with DSparkDecoder.from_pretrained(target, draft, policy="fixed") as decoder:
         result = decoder.generate([1], SamplingParams(max_tokens=20, seed=1))
         assert all(r.confidence == () for r in result.rounds) and result.rounds[0].drafted == 4
 

@@ -133,12 +133,14 @@ def test_leaving_an_async_stream_cancels(decoders: Decoders) -> None:
 
 
 def test_a_stream_outlives_the_name_of_its_decoder() -> None:
-    pieces = list(DSparkDecoder.from_pretrained("tiny", "tiny-draft").stream(PROMPT, greedy()))
+    pieces = list(
+        DSparkDecoder.from_pretrained("tiny", "tiny-draft", policy="fixed").stream(PROMPT, greedy())
+    )
     assert pieces[-1].result is not None and pieces[-1].result.finish_reason == "length"
 
 
 def test_closing_the_decoder_ends_a_stream() -> None:
-    decoder = DSparkDecoder.from_pretrained("tiny", "tiny-draft")
+    decoder = DSparkDecoder.from_pretrained("tiny", "tiny-draft", policy="fixed")
     pieces: list[Any] = []
     reader = threading.Thread(target=lambda: pieces.extend(decoder.stream(PROMPT, ENDLESS)))
     reader.start()

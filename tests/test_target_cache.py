@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dspark.attention.cache import FIRST_CAPACITY
 from dspark.attention.functional import ROWS_AT_ONCE
 from dspark.errors import CapacityError, ConfigError
 from dspark.target import KVCache, TargetConfig, TargetModel, load_target
@@ -100,9 +101,9 @@ def test_every_accepted_length_rolls_back_to_a_run_of_the_kept_tokens(target: Ta
 
 
 def test_growing_keeps_what_was_committed(target: TargetModel) -> None:
-    cache = target.new_cache()
-    first = cache.capacity
+    cache, first = target.new_cache(), FIRST_CAPACITY
     run(target, cache, tokens(first - 2))
+    assert cache.capacity == first
     before = committed(cache).clone()
     run(target, cache, tokens(8, seed=3), keep=0)
     assert cache.capacity > first

@@ -65,7 +65,7 @@ def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DSparkDe
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     backend.decoder = decoders.Sequence(steps)
     backend.save(str(target / "tokenizer.json"))
-    with DSparkDecoder.from_pretrained(target, "tiny-draft", device="cpu") as decoder:
+    with DSparkDecoder.from_pretrained(target, "tiny-draft", policy="fixed", device="cpu") as decoder:
         yield decoder
 
 

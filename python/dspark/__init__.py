@@ -20,6 +20,7 @@ from dspark.errors import (
     ConfigError,
     DSparkError,
     NumericsError,
+    QueueFullError,
     RequestError,
 )
 from dspark.result import GenerationResult, Round, StreamPiece, Timing
@@ -37,6 +38,7 @@ __all__ = [
     "DSparkError",
     "GenerationResult",
     "NumericsError",
+    "QueueFullError",
     "RequestError",
     "Round",
     "SamplingParams",

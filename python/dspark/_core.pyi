@@ -6,6 +6,7 @@ from typing import Any, Final, TypeAlias, final
 from dspark.sampling import SamplingParams
 
 __all__ = [
+    "Attention",
     "Calibration",
     "CostTable",
     "Engine",
@@ -41,7 +42,7 @@ class Uniforms:
 
 @final
 class CostTable:
-    """Seconds of a target pass by the number of tokens in it."""
+    """Seconds of a round by what it does: target pass, draft pass, chain, context feed."""
 
     def __new__(
         cls,
@@ -49,10 +50,30 @@ class CostTable:
         *,
         round_seconds: float = 0.0,
         request_seconds: float = 0.0,
+        draft: Sequence[tuple[int, float]] = ...,
+    ) -> CostTable: ...
+    @staticmethod
+    def fit(
+        passes: Sequence[tuple[int, int, float]],
+        *,
+        draft: Sequence[tuple[int, float]] = ...,
+        token_seconds: float = 0.0,
+        feed_seconds: float = 0.0,
+        round_seconds: float = 0.0,
     ) -> CostTable: ...
     @property
     def points(self) -> list[tuple[int, float]]: ...
-    def seconds(self, tokens: int) -> float: ...
+    @property
+    def draft(self) -> list[tuple[int, float]]: ...
+    @property
+    def request_seconds(self) -> float: ...
+    @property
+    def token_seconds(self) -> float: ...
+    @property
+    def feed_seconds(self) -> float: ...
+    @property
+    def round_seconds(self) -> float: ...
+    def seconds(self, tokens: int, requests: int = 0) -> float: ...
     def steps_per_second(self, tokens: int) -> float: ...
 
 @final
@@ -63,6 +84,22 @@ class Calibration:
     @property
     def temperatures(self) -> list[float]: ...
     def apply(self, confidences: Sequence[float]) -> list[float]: ...
+
+@final
+class Attention:
+    """Attention of one pass: rows of several requests over their caches, a call per layer; by address."""
+
+    def __new__(
+        cls,
+        dtype: str,
+        key_heads: int,
+        query_heads: int,
+        head_dim: int,
+        segments: list[tuple[int, int, int, int]],
+        reaches: list[tuple[bool, int, bool]],
+        workers: int,
+    ) -> Attention: ...
+    def layer(self, index: int, reach: int, input: int, row_stride: int, output: int) -> None: ...
 
 @final
 class Product:
@@ -95,10 +132,11 @@ class Engine:
         max_batch_size: int,
         max_kv_tokens: int,
         prefill_chunk_size: int = 512,
+        max_queue_size: int = 1024,
         confidence_threshold: float | None = None,
         cost_table: CostTable | None = None,
         markov_candidates: int | None = None,
-        calibration: Calibration | None = None,
+        calibrations: Sequence[tuple[float | None, Calibration]] = ...,
     ) -> Engine: ...
     def run(self) -> None: ...
     def submit(
@@ -115,6 +153,10 @@ class Engine:
         notify: Callable[[], Any] | None = None,
     ) -> Ticket: ...
     def close(self) -> None: ...
+    def set_policy(
+        self, policy: str, *, confidence_threshold: float | None = None, cost_table: CostTable | None = None
+    ) -> None: ...
+    def cost_table(self) -> CostTable | None: ...
     def stats(self) -> dict[str, Any]: ...
 
 def accept_batch(

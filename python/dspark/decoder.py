@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
@@ -14,11 +13,16 @@ from typing import Any, Self, overload
 
 from dspark import _core
 from dspark.errors import CapacityError, DSparkError, RequestError
-from dspark.result import GenerationResult, StreamPiece
+from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
-from dspark.serve.engine import EngineThread, Handle, Submission
+from dspark.serve.calibration import InForce, in_force
+from dspark.serve.costs import CostSource, obtain
+from dspark.serve.engine import EngineThread
 from dspark.serve.models import Models
 from dspark.serve.options import Options
+from dspark.serve.request import Submission
+from dspark.serve.streams import AsyncPieceStream, PieceStream
+from dspark.serve.together import run_together
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -34,12 +38,19 @@ class DSparkDecoder:
     def __init__(self, load: Callable[[], Models], options: Options) -> None:
         """`load` gives the models; it is called on the engine's thread, and what it raises is raised here."""
 
+        found: list[tuple[InForce, CostSource | None]] = []
+
         def make() -> tuple[Models, _core.Engine]:
             models = load()
-            return models, options.engine(models)
+            calibration = in_force(options, models)
+            costs = obtain(models, options)
+            found.append((calibration, costs))
+            table = None if costs is None else costs.table
+            return models, options.engine(models, table, calibration.calibrations)
 
         self._options = options
         self._engine = EngineThread(make)
+        self._calibration, self._costs = found[0]
         self._models = self._engine.models
 
     @classmethod
@@ -50,10 +61,10 @@ class DSparkDecoder:
         *,
         device: str = "auto",
         dtype: str = "auto",
-        policy: str = "fixed",
+        policy: str = "throughput",
         confidence_threshold: float | None = None,
         cost_table: _core.CostTable | None = None,
-        calibration: _core.Calibration | None = None,
+        calibration: _core.Calibration | str | PathLike[str] | None = None,
         block_size: int | None = None,
         markov_candidates: int | None = None,
         acceptance: str = "rejection",
@@ -61,6 +72,7 @@ class DSparkDecoder:
         max_model_len: int | None = None,
         max_kv_tokens: int | None = None,
         prefill_chunk_size: int = 512,
+        max_queue_size: int = 1024,
         progress: Callable[[int, int], None] | None = None,
     ) -> Self:
         """Loads a target and, unless `draft` is `None`, a draft for it.
@@ -69,14 +81,21 @@ class DSparkDecoder:
         Hub ids (with the extra `dspark[hub]`). Without a draft the same engine decodes plainly.
 
         Options: `device` ("auto", "cpu", "cuda"); `dtype` ("auto": the checkpoint's, "float32",
-        "float16", "bfloat16", "float64"); `policy` ("fixed" verifies what was drafted, "threshold" stops
-        before the first confidence below `confidence_threshold`, "throughput" plans with `cost_table`);
-        `calibration` of the confidence head; `block_size`, tokens to draft per round at most;
+        "float16", "bfloat16", "float64"); `policy` ("throughput" drafts and verifies
+        what raises the expected tokens per second, "fixed" verifies all that was drafted, "threshold" stops
+        before the first confidence below `confidence_threshold`); `cost_table`, what "throughput" plans by in
+        place of a measurement (with a draft and without a table, passes are timed at the start, which takes a
+        second at most and is kept on disk);
+        `calibration` of the confidence head, one for every request or the path of a file that
+        `dspark calibrate` wrote (default: for policy "throughput" the draft's own `calibration.json`, if
+        there is one; the others take the head's own confidences); `block_size`, tokens to draft per round at
+        most;
         `markov_candidates`, restricts each step of the Markov chain to that many candidates; `acceptance`
         ("rejection", "block" or "coupled"); `max_batch_size` requests at once; `max_model_len`, the
         context window; `max_kv_tokens`, positions in the caches over all running requests (a request
         reserves its prompt and `max_tokens`, which without a limit is the whole window, and waits until
         they fit); `prefill_chunk_size`, prompt tokens that one pass runs before the others go on;
+        `max_queue_size`, requests that may wait for a place: one more raises `QueueFullError` at once;
         `progress` is called with bytes read so far and in all, for each model.
 
         Raises `CheckpointError` for a model that cannot be loaded and `ConfigError` for options that
@@ -94,6 +113,7 @@ class DSparkDecoder:
             max_model_len=max_model_len,
             max_kv_tokens=max_kv_tokens,
             prefill_chunk_size=prefill_chunk_size,
+            max_queue_size=max_queue_size,
         )
         load = partial(
             Models.load,
@@ -137,6 +157,10 @@ class DSparkDecoder:
         Alone, a bad prompt or a failure raises (`RequestError`, `CapacityError`, `NumericsError`); in a
         list it becomes a result with finish_reason "error" and `.error`, and the others go on. Ctrl-C
         cancels the call's requests.
+
+        Where the queue is full, `QueueFullError` is raised at once. Prompts of a list, and samples, that find
+        it full while others of the call run or wait are submitted as those end: a list may be longer than the
+        queue. A `timeout` counts from the call.
         """
         prompts = _as_list(prompts)
         if _is_one_prompt(prompts):
@@ -169,37 +193,57 @@ class DSparkDecoder:
         """The token ids that `chat` generates from; for `stream` and `astream`."""
         return self._models.require_tokenizer().render_chat(messages, tools=tools, **template_options)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamPiece]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> PieceStream:
         """Yields one piece per round: `.text`, `.token_ids`; the last one has `.result`.
 
         The request starts with the call. Closing or dropping the iterator cancels it. Raises as
         `generate` does for a prompt alone; `n` must be 1.
         """
-        handle = self._submission(prompt, self._one_sample(params)).start(self._engine, streams=True)
-        return _raise_failures(handle)
+        return PieceStream(self._engine, self._submission(prompt, _one_sample(params)))
 
-    async def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> AsyncIterator[StreamPiece]:
-        """`stream` on an asyncio event loop. Closing the iterator cancels the request."""
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-        handle = self._submission(prompt, self._one_sample(params)).start(
-            self._engine, streams=True, notify=lambda: loop.call_soon_threadsafe(arrived.set)
-        )
-        try:
-            async for piece in handle.pieces_async(arrived):
-                if piece.result is not None and piece.result.error is not None:
-                    raise piece.result.error
-                yield piece
-        finally:
-            handle.cancel()
+    def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncPieceStream:
+        """`stream` on the running asyncio event loop: `async for piece in decoder.astream(...)`.
+
+        The request starts with the call, which raises at once what can be said at once. Closing (`aclose`)
+        or dropping the iterator cancels the request, and so does cancelling the task that waits for a piece.
+        """
+        return AsyncPieceStream(self._engine, self._submission(prompt, _one_sample(params)))
 
     def info(self) -> dict[str, Any]:
-        """What runs where and why: models, devices, attention, policy, and what is switched off."""
-        return {**self._models.info(), **self._options.info(self._models)}
+        """What runs where and why: models, devices, attention, policy, and what is switched off.
+
+        The options that are in force are there too, as they were given or came out (`max_batch_size`,
+        `max_model_len`, `max_kv_tokens`, `prefill_chunk_size`, `max_queue_size`, ...).
+        """
+        costs = None if self._costs is None else self._costs.source
+        return {
+            **self._models.info(),
+            **self._options.info(self._models),
+            "calibration": self._calibration.info(),
+            "cost_table": costs,
+        }
 
     def stats(self) -> dict[str, Any]:
-        """Running counts since the start: requests, tokens, rounds, acceptance, time in each phase."""
+        """What the engine does now and what it has done since its start; cheap enough for every second.
+
+        Requests now: `queued` (those wait, also the ones that gave up their caches for others), `running`
+        (of these `prefilling`: the prompt is not through). None of both: nothing is left to do.
+        Requests so far: `finished` (however they ended), `refused` (no room in the queue, or too large for
+        the cache; each attempt of a list that waits counts), `preemptions` (one gave up its caches).
+        Pages of 16 positions: `pages` with `total`, `used`, and of these `kept` (prefixes of finished
+        requests, given up when somebody needs the room).
+        Tokens: `tokens` generated, `drafted`, `verified` by the target, `accepted`; `reused_tokens` of
+        prompts, taken from caches.
+        Rounds: `rounds` (a batch of three counts three), `passes` of the target over a batch, prefills apart,
+        `skipped_slower` and `skipped_failing` (rounds without a draft: it would have cost more than it gave,
+        or the request's blocks kept failing), `verify_budget` (drafted tokens verified per round, the mean),
+        `acceptance_by_position` (how often each place of a block was kept if the one before it was).
+        Seconds: `prefill_s`, `draft_s` (draft passes and context updates, of this `feed_s` in the latter),
+        `chain_s` (Markov chains and confidences), `verify_s` (target passes), `accept_s`, `round_s` (whole
+        rounds, all of these included).
+        Latencies in seconds, `{"p50", "p90", "p99"}`, each `None` before the first one:
+        `time_to_first_token_s` from submission, `inter_token_s` (a round's gap divided by its tokens).
+        """
         return dict(self._engine.core.stats())
 
     def close(self) -> None:
@@ -215,31 +259,27 @@ class DSparkDecoder:
         self.close()
 
     def _generate_one(self, prompt: Any, params: SamplingParams | None) -> Any:
-        samples = self._submissions(prompt, params)
-        results = _collect([sample.start(self._engine) for sample in samples])
+        results = run_together(self._engine, self._submissions(prompt, params), raises=True)
         for result in results:
             if result.error is not None:
                 raise result.error
-        return results if samples[0].params.n > 1 else results[0]
+        return results if _samples(params) > 1 else results[0]
 
     def _generate_list(self, requests: list[tuple[Any, SamplingParams | None]]) -> list[Any]:
-        outcomes: list[list[Handle | GenerationResult]] = []
-        for prompt, params in requests:
-            outcomes.append(self._start_or_fail(prompt, params))
-        handles = [outcome for samples in outcomes for outcome in samples if isinstance(outcome, Handle)]
-        done = dict(zip(map(id, handles), _collect(handles), strict=True))
-        results = [[done.get(id(o), o) for o in samples] for samples in outcomes]
+        jobs = (job for prompt, params in requests for job in self._jobs(prompt, params))
+        results = iter(run_together(self._engine, jobs))
+        each = [[next(results) for _ in range(_samples(params))] for _, params in requests]
         return [
-            samples if (p or _DEFAULT).n > 1 else samples[0]
-            for samples, (_, p) in zip(results, requests, strict=True)
+            samples if _samples(params) > 1 else samples[0]
+            for samples, (_, params) in zip(each, requests, strict=True)
         ]
 
-    def _start_or_fail(self, prompt: Any, params: SamplingParams | None) -> list[Handle | GenerationResult]:
+    def _jobs(self, prompt: Any, params: SamplingParams | None) -> Sequence[Submission | GenerationResult]:
         try:
-            return [sample.start(self._engine) for sample in self._submissions(prompt, params)]
+            return self._submissions(prompt, params)
         except DSparkError as error:
             bad = Submission((), _DEFAULT, 0, 0, 0, (), None, self._models.speculation)
-            return [bad.failed(error) for _ in range((params or _DEFAULT).n)]
+            return [bad.failed(error)] * _samples(params)
 
     def _submissions(self, prompt: Any, params: SamplingParams | None) -> list[Submission]:
         first = self._submission(prompt, params)
@@ -270,13 +310,6 @@ class DSparkDecoder:
             tokenizer=models.tokenizer,
             speculation=models.speculation if params.speculative else "off: speculative=False",
         )
-
-    @staticmethod
-    def _one_sample(params: SamplingParams | None) -> SamplingParams | None:
-        one = _one(params)
-        if one is not None and one.n != 1:
-            raise RequestError(f"a stream has one sample, n = {one.n} was asked for")
-        return one
 
 
 _DEFAULT = SamplingParams()
@@ -309,18 +342,11 @@ def _one_each(params: Any, count: int) -> list[SamplingParams | None]:
     return [_one(each) for each in params]
 
 
-def _collect(handles: list[Handle]) -> list[GenerationResult]:
-    """Waits for all; if interrupted, cancels all."""
-    try:
-        return [handle.result() for handle in handles]
-    except BaseException:
-        for handle in handles:
-            handle.cancel()
-        raise
+def _one_sample(params: Any) -> SamplingParams | None:
+    if _samples(_one(params)) != 1:
+        raise RequestError(f"a stream has one sample, n = {params.n} was asked for")
+    return _one(params)
 
 
-def _raise_failures(handle: Handle) -> Iterator[StreamPiece]:
-    for piece in handle.pieces():
-        if piece.result is not None and piece.result.error is not None:
-            raise piece.result.error
-        yield piece
+def _samples(params: SamplingParams | None) -> int:
+    return (params or _DEFAULT).n

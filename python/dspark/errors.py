@@ -21,6 +21,10 @@ class CapacityError(DSparkError):
     """A request does not fit the context window, the cache or the queue."""
 
 
+class QueueFullError(CapacityError):
+    """As many requests wait as the queue may hold: the same request may be sent again later."""
+
+
 class RequestError(DSparkError):
     """A prompt, a chat or a sampling parameter is not valid."""
 

@@ -100,12 +100,17 @@ class GenerationResult:
     sample: int = 0
     """Which of the prompt's `n` samples it is."""
     speculation: str = "on"
-    """"on", or why nothing was drafted."""
+    """"on", with the rounds that the policy left without a draft and why, or "off" and why nothing was
+    drafted."""
+    reused_tokens: int = 0
+    """Prompt tokens whose place in the caches was copied from another request's."""
+    preemptions: int = 0
+    """How often its caches were given up for other requests and made again; costs time, not tokens."""
 
     @property
     def acceptance_length(self) -> float | None:
         """Mean of the tokens committed per round; `None` without a draft or without a round."""
-        if not self.rounds or self.speculation != "on":
+        if not self.rounds or self.speculation.startswith("off"):
             return None
         return sum(r.committed for r in self.rounds) / len(self.rounds)
 
@@ -122,6 +127,8 @@ class GenerationResult:
             "rounds": [r.to_json() for r in self.rounds],
             "timing": self.timing.to_json(),
             "speculation": self.speculation,
+            "reused_tokens": self.reused_tokens,
+            "preemptions": self.preemptions,
         }
         if self.logprobs is not None:
             shown["logprobs"] = [{str(token): value for token, value in row.items()} for row in self.logprobs]

@@ -76,6 +76,20 @@ impl Calibration {
     }
 }
 
+/// The calibration of requests at `temperature`: the entry for all of them if there is one (`None`), else the one for
+/// temperature 0 if it is that, else the one of the nearest temperature above 0 by ratio. Without such an entry there
+/// is none: acceptance at temperature 0 is another thing than above it.
+pub fn at_temperature(entries: &[(Option<f64>, Calibration)], temperature: f64) -> Option<&Calibration> {
+    let far = |fitted: f64| match (temperature > 0.0, fitted > 0.0) {
+        (true, true) => Some((fitted / temperature).ln().abs()),
+        (false, false) => Some(0.0),
+        _ => None,
+    };
+    let distance = |(fitted, _): &(Option<f64>, Calibration)| fitted.map_or(Some(-1.0), far);
+    let fitting = entries.iter().filter_map(|entry| Some((distance(entry)?, &entry.1)));
+    fitting.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, calibration)| calibration)
+}
+
 /// The logistic function, without overflow at either end.
 #[inline]
 pub fn sigmoid(x: f64) -> f64 {
@@ -119,6 +133,21 @@ mod tests {
         for (found, expected) in confidences.iter().zip([3.0 / 4.0, 16.0 / 17.0, 0.7]) {
             assert!((found - expected as f32).abs() < 1e-6);
         }
+    }
+
+    #[test]
+    fn a_request_takes_the_calibration_of_its_regime() {
+        let entry = |at, t| (at, Calibration::new(vec![t], 1).unwrap());
+        let chosen = |entries: &[_], temperature| {
+            at_temperature(entries, temperature).map(|calibration| calibration.temperatures()[0])
+        };
+        let kept = [entry(Some(1.0), 1.0), entry(Some(0.0), 2.0), entry(Some(0.4), 3.0)];
+        let found = [0.0, 0.1, 0.6, 0.65, 1.0, 7.0].map(|t| chosen(&kept, t));
+        assert_eq!(found, [2.0, 3.0, 3.0, 1.0, 1.0, 1.0].map(Some));
+        assert_eq!(chosen(&kept[1..2], 0.7), None);
+        assert_eq!(chosen(&kept[..1], 0.0), None);
+        assert_eq!(chosen(&[entry(Some(0.7), 1.0), entry(None, 5.0)], 0.7), Some(5.0));
+        assert_eq!(chosen(&[], 0.7), None);
     }
 
     #[test]

@@ -25,9 +25,15 @@ impl ConfidenceHead<'_> {
         R::dot(self.weight, &features[..self.weight.len()]).widen() + bias
     }
 
-    /// c_k, calibrated if there is a temperature for its position (paper, section 3.2.1).
-    pub(crate) fn confidence<R: Compute>(&self, features: &[R], temperature: Option<f64>) -> f32 {
-        sigmoid(self.logit(features) / temperature.unwrap_or(1.0)) as f32
+    /// c_k, calibrated if there is a temperature for its position (paper, section 3.2.1), then corrected by an offset
+    /// of its logit.
+    pub(crate) fn confidence<R: Compute>(
+        &self,
+        features: &[R],
+        temperature: Option<f64>,
+        offset: f64,
+    ) -> f32 {
+        sigmoid(self.logit(features) / temperature.unwrap_or(1.0) + offset) as f32
     }
 }
 
@@ -49,11 +55,13 @@ mod tests {
     }
 
     #[test]
-    fn a_temperature_divides_the_logit() {
+    fn a_temperature_divides_the_logit_and_an_offset_moves_it() {
         let weight = [bf16::from_f32(1.0)];
         let head = ConfidenceHead { weight: Row::Bf16(&weight), bias: None, with_markov: false };
         let logit = 9f64.ln();
-        assert!((head.confidence(&[logit], None) - 0.9).abs() < 1e-6);
-        assert!((head.confidence(&[logit], Some(2.0)) - 0.75).abs() < 1e-6);
+        assert!((head.confidence(&[logit], None, 0.0) - 0.9).abs() < 1e-6);
+        assert!((head.confidence(&[logit], Some(2.0), 0.0) - 0.75).abs() < 1e-6);
+        // Odds of 3 to 1, a third of that.
+        assert!((head.confidence(&[logit], Some(2.0), -(3f64.ln())) - 0.5).abs() < 1e-6);
     }
 }

@@ -18,6 +18,7 @@ mod workspace;
 
 use std::borrow::Cow;
 
+pub(crate) use kernels::exp;
 pub use logprobs::TokenLogprobs;
 pub(crate) use parallel::LONG;
 pub use workspace::Workspace;

@@ -2,10 +2,11 @@
 //!
 //! Everything that chooses lives here: which noise a draw uses, what a row of logits means under the
 //! request's sampling parameters, what is drafted, verified and accepted, and where a request stops.
-//! Nothing here multiplies matrices of a model, and nothing here knows Python: the bindings sit
-//! behind the feature `python`.
+//! Matrices of a model are multiplied elsewhere, but for two things that have no good operation there ([`attention`]
+//! and [`product`]). Nothing here knows Python: the bindings sit behind the feature `python`.
 
 pub mod accept;
+pub mod attention;
 pub mod calibration;
 pub mod chain;
 pub mod confidence;

@@ -22,10 +22,12 @@ pub enum Mutant {
     AnticipatingCut,
     /// A cut before the first token is treated as a rejection of that token.
     EmptyCutRejects,
+    /// The plan of verify lengths looks at confidences of tokens behind the ones it drops, under every rule.
+    PlanLooksAhead,
 }
 
 /// All of them.
-pub const ALL: [Mutant; 8] = [
+pub const ALL: [Mutant; 9] = [
     Mutant::SharedStream,
     Mutant::ReusedUniform,
     Mutant::RoundedDraftLaw,
@@ -34,6 +36,7 @@ pub const ALL: [Mutant; 8] = [
     Mutant::TargetArgmax,
     Mutant::AnticipatingCut,
     Mutant::EmptyCutRejects,
+    Mutant::PlanLooksAhead,
 ];
 
 /// Whether this bug is planted on this thread.

@@ -8,7 +8,7 @@ use dspark_core::accept::Rule;
 use dspark_core::engine::*;
 use dspark_core::params::SamplingParams;
 use dspark_core::stop::{StopIds, StopStrings};
-use toy::{Inbox, ToyRunner, engine, request, serve};
+use toy::{Inbox, Letters, ToyRunner, engine, request, serve};
 
 fn greedy() -> SamplingParams {
     SamplingParams { temperature: 0.0, ..SamplingParams::default() }
@@ -136,23 +136,10 @@ fn min_tokens_keeps_the_end_away() {
     assert!(!inbox.tokens()[..9].contains(&plain[0]));
 }
 
-/// Shows tokens as letters.
-struct Letters;
-
-impl Detokenizer for Letters {
-    fn push(&mut self, token: u32) -> String {
-        char::from(b'a' + token as u8).to_string()
-    }
-
-    fn flush(&mut self) -> String {
-        String::new()
-    }
-}
-
 #[test]
 fn a_stop_string_is_found_across_rounds_and_cut_out() {
     let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 40).tokens();
-    let text: String = plain.iter().map(|&token| char::from(b'a' + token as u8)).collect();
+    let text: String = plain.iter().map(|&token| Letters::letter(token)).collect();
     for start in 0..plain.len() - 3 {
         let string = text[start..start + 3].to_owned();
         let at = text.find(&string).unwrap();
@@ -225,20 +212,41 @@ fn cancelled_requests_leave_within_a_round_and_closing_aborts_the_rest() {
 }
 
 #[test]
-fn what_does_not_fit_waits_and_what_never_fits_is_refused() {
-    let (mut engine, queue) = engine(Rule::Rejection, toy::GAMMA, draft_with(0.0));
-    let (huge, huge_inbox) = request(1, &[3], greedy(), 5000);
-    let (half, half_inbox) = request(2, &[3], greedy(), 3000);
-    let (other, other_inbox) = request(3, &[3], greedy(), 3000);
-    for request in [huge, half, other] {
-        assert!(queue.submit(request).is_ok());
+fn many_threads_use_one_engine_and_it_closes_while_busy() {
+    let (mut engine, queue) = engine(Rule::Rejection, toy::GAMMA, draft_with(0.3));
+    let serving = std::thread::spawn(move || engine.run());
+    let clients: Vec<_> = (0..4u64)
+        .map(|client| {
+            let queue = queue.clone();
+            std::thread::spawn(move || {
+                let mut inboxes = Vec::new();
+                for turn in 0..40u64 {
+                    let (request, inbox) = request(client * 100 + turn, &[3; 20], greedy(), 30);
+                    let cancelled = request.cancelled.clone();
+                    if queue.submit(request).is_err() {
+                        break;
+                    }
+                    if turn % 5 == 0 {
+                        cancelled.store(true, Ordering::Relaxed);
+                        queue.wake();
+                    } else if turn < 20 {
+                        while !inbox.is_over() {
+                            std::thread::yield_now();
+                        }
+                    }
+                    inboxes.push(inbox);
+                }
+                inboxes
+            })
+        })
+        .collect();
+    let inboxes: Vec<_> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
+    queue.close();
+    serving.join().unwrap();
+    let whole = inboxes.iter().filter(|inbox| inbox.tokens().len() == 30).count();
+    assert!(whole >= 4 * 16, "{whole} were waited for");
+    for inbox in &inboxes {
+        // The engine is gone, and everybody was told.
+        inbox.finish(|finish| assert!(matches!(finish.reason, FinishReason::Length | FinishReason::Abort)));
     }
-    engine.step();
-    huge_inbox.finish(|finish| assert!(matches!(finish.error, Some(Failure::Capacity(_)))));
-    assert!(!half_inbox.tokens().is_empty() && other_inbox.tokens().is_empty());
-    while !other_inbox.is_over() {
-        engine.step();
-    }
-    assert_eq!(half_inbox.tokens().len(), 3000);
-    assert_eq!(other_inbox.tokens(), half_inbox.tokens());
 }

@@ -134,3 +134,78 @@ fn blocks() {
         }
     }
 }
+
+#[test]
+#[ignore = "a measurement"]
+fn scheduling() {
+    use dspark_core::schedule::*;
+    let (requests, gamma) = (64, 7);
+    let points: Vec<_> =
+        [1, 2, 4, 8, 16, 32, 64, 128, 256, 512].map(|t| (t, 0.01 + 0.0001 * t as f64)).to_vec();
+    let cost = CostTable::new(&points).unwrap().with_draft(&[(1, 0.002), (64, 0.003)]).unwrap();
+    let noise = Noise { seed: 3, sample: 0 };
+    for lag in [None, std::num::NonZeroUsize::new(1)] {
+        let policy = Policy::Throughput { cost: cost.clone(), lag };
+        let mut planner = Planner::new(policy, Rule::Rejection, gamma);
+        let mut tracks = vec![Track::default(); requests];
+        let mut round = 0;
+        let mut spent = [Vec::new(), Vec::new(), Vec::new()];
+        for _ in 0..400 {
+            round += 1;
+            let confidences: Vec<Vec<f32>> = (0..requests as u32)
+                .map(|r| {
+                    (0..gamma as u32)
+                        .map(|k| 0.3 + 0.7 * noise.uniform(round, r * 8 + k, Purpose::Draft) as f32)
+                        .collect()
+                })
+                .collect();
+            let started = Instant::now();
+            let mut prospects: Vec<_> =
+                tracks.iter_mut().map(|track| Prospect { room: gamma, greedy: false, track }).collect();
+            let depths = black_box(planner.depths(&mut prospects));
+            spent[0].push(started.elapsed().as_secs_f64() * 1e6);
+            let drafts: Vec<_> = depths
+                .iter()
+                .zip(&confidences)
+                .map(|(d, c)| Draft { drafted: d.tokens, limit: d.tokens, confidences: &c[..d.tokens] })
+                .collect();
+            let started = Instant::now();
+            let lengths = black_box(planner.plan(&drafts, false).unwrap());
+            spent[1].push(started.elapsed().as_secs_f64() * 1e6);
+            let started = Instant::now();
+            let accepted = |r: usize, length: usize| {
+                let kept = |k: &usize| noise.uniform(round, (r * 8 + k) as u32, Purpose::Accept) < 0.65;
+                (0..length).take_while(kept).count()
+            };
+            planner.learn(tracks.iter_mut().enumerate().map(|(r, track)| Lesson {
+                track,
+                greedy: false,
+                outcome: Outcome {
+                    drafted: depths[r].tokens,
+                    confidences: &confidences[r][..depths[r].tokens],
+                    verified: lengths[r],
+                    accepted: accepted(r, lengths[r]),
+                },
+            }));
+            let width = requests + lengths.iter().sum::<usize>();
+            let verify = 0.01 + 0.0001 * width as f64;
+            planner.timed(&RoundTime {
+                requests,
+                tokens: width,
+                verify,
+                drafting: 64,
+                draft: 0.003,
+                total: verify + 0.003,
+                ..RoundTime::default()
+            });
+            spent[2].push(started.elapsed().as_secs_f64() * 1e6);
+        }
+        for (what, spent) in ["depths", "plan", "learn and timed"].iter().zip(&mut spent) {
+            spent.sort_by(f64::total_cmp);
+            println!(
+                "{what}, 64 requests of 7, lag {lag:?}: {:.1} us ({:.1} .. {:.1})",
+                spent[200], spent[40], spent[360]
+            );
+        }
+    }
+}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -11,35 +14,52 @@ FIRST_CAPACITY = 128
 
 
 class KVStore:
-    """One tensor `[layers, 2 * key heads, capacity, head_dim]` (keys, then values), grown by doubling.
+    """One tensor `[layers, 2 * key heads, capacity, head_dim]` (keys, then values).
 
     Rows below `length` are committed. Rows behind it are scratch: a pass writes there and attends to them,
     and whether they stay is decided by `advance`. So a rollback is nothing at all: what was rejected is
     overwritten.
+
+    Capacity is what `reserve` was told. Where nobody reserved, a store grows by doubling.
     """
 
-    __slots__ = ("data", "kv_heads", "length")
+    __slots__ = ("data", "kv_heads", "length", "reserved")
 
     def __init__(
         self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.length = 0
+        self.reserved = 0
         self.kv_heads = kv_heads
-        self.data = torch.empty(layers, 2 * kv_heads, FIRST_CAPACITY, head_dim, dtype=dtype, device=device)
+        self.data = torch.empty(layers, 2 * kv_heads, 0, head_dim, dtype=dtype, device=device)
 
     @property
     def capacity(self) -> int:
         """Positions that fit without growing."""
         return self.data.shape[2]
 
-    def reserve(self, end: int) -> None:
-        """Makes room for positions below `end`; committed rows are kept."""
+    def reserve(self, positions: int) -> None:
+        """Allocates exactly `positions` positions if there are fewer; a store never shrinks.
+
+        From then on it does not grow on its own: a pass that needs more raises `CapacityError`.
+        """
+        self.reserved = positions
+        if (rows := self._rows_for(positions)) > self.capacity:
+            self._resize(rows)
+
+    def require(self, end: int) -> None:
+        """Before rows below `end` are written.
+
+        Raises:
+            CapacityError: room was reserved, and it ends before that.
+        """
         if end <= self.capacity:
             return
-        layers, heads, _, head_dim = self.data.shape
-        grown = self.data.new_empty(layers, heads, 1 << (end - 1).bit_length(), head_dim)
-        grown[:, :, : self.length] = self.data[:, :, : self.length]
-        self.data = grown
+        if self.reserved:
+            raise CapacityError(
+                f"a pass needs room for {end} positions of a request, and {self.reserved} were reserved"
+            )
+        self._resize(max(FIRST_CAPACITY, 1 << (end - 1).bit_length()))
 
     def advance(self, count: int) -> None:
         """Commits the first `count` rows written behind `length`."""
@@ -48,6 +68,34 @@ class KVStore:
                 f"cannot commit {count} rows at length {self.length} of a cache with room for {self.capacity}"
             )
         self.length += count
+
+    def fork(self, length: int, room: int = 0) -> Self | None:
+        """A store of its own with copies of the first committed rows, `length` of them or all there are.
+
+        Args:
+            room: positions to reserve for it; 0 reserves nothing.
+
+        Returns:
+            The store, whose `length` says how many rows it took, or None if there is nothing to take.
+        """
+        rows = min(length, self.length)
+        return self._copied(rows, room) if rows > 0 else None
+
+    def _copied(self, rows: int, room: int) -> Self:
+        forked = copy(self)
+        forked.length, forked.reserved = rows, room
+        forked._resize(max(rows, forked._rows_for(room)) if room else rows)
+        return forked
+
+    def _rows_for(self, positions: int) -> int:
+        """Rows that a request of `positions` positions needs."""
+        return positions
+
+    def _resize(self, capacity: int) -> None:
+        layers, heads, _, head_dim = self.data.shape
+        resized = self.data.new_empty(layers, heads, capacity, head_dim)
+        resized[:, :, : self.length] = self.data[:, :, : self.length]
+        self.data = resized
 
     def layers(self, start: int, end: int) -> tuple[Tensor, ...]:
         """Views `[2 * key heads, end - start, head_dim]` of every layer, to write to."""

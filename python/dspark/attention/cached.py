@@ -7,9 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dspark import _core
 from dspark.attention.cache import KVStore
 from dspark.attention.functional import ROWS_AT_ONCE, attend
 from dspark.attention.visible import Visible
+from dspark.attention.workers import parallel_region
+
+FEW_ROWS = 16
+"""Rows of a request up to which the core's attention is used: a verify pass or a draft block."""
+
+_CORE_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_CORE_LANES = 16
 
 
 class _Part:
@@ -18,27 +26,20 @@ class _Part:
     __slots__ = ("keys_t", "start", "stop", "values", "visible", "write")
 
     def __init__(
-        self,
-        store: KVStore,
-        start: int,
-        rows: int,
-        groups: int,
-        windows: Sequence[int | None],
-        causal: bool,
-        window_rule: str,
+        self, store: KVStore, start: int, rows: int, groups: int, seen: dict[int | None, Visible]
     ) -> None:
         end = store.length + rows
-        store.reserve(end)
         self.start, self.stop = start, start + rows
         self.write = store.layers(store.length, end)
         self.keys_t, self.values = store.keys_t(end), store.values(end)
         data = store.data
-        self.visible: dict[int | None, tuple[Visible, Tensor | None]] = {}
-        for window in set(windows):
-            hides_later = causal or (window is not None and window_rule != "anchored, bidirectional")
-            visible = Visible(rows, end, hides_later, window, window_rule != "sliding")
-            mask = visible.mask(groups, data.dtype, data.device) if rows <= ROWS_AT_ONCE else None
-            self.visible[window] = visible, mask
+        self.visible = {
+            window: (
+                visible,
+                visible.mask(groups, data.dtype, data.device) if rows <= ROWS_AT_ONCE else None,
+            )
+            for window, visible in seen.items()
+        }
 
     def attend(self, layer: int, window: int | None, queries: Tensor, fresh: Tensor) -> Tensor:
         self.write[layer].copy_(fresh.transpose(0, 1))
@@ -54,9 +55,12 @@ class CachedAttention:
 
     Segment i owns the next n rows, at positions length .. length + n - 1 of its store. Lengths do not
     advance.
+
+    A few rows for each request on a CPU, in float32 or bfloat16, are the core's: one call for the batch.
+    Everything else goes request by request through torch.
     """
 
-    __slots__ = ("_parts", "_query_heads", "_windows", "device")
+    __slots__ = ("_core", "_parts", "_query_heads", "_reach_of", "_windows", "device")
 
     def __init__(
         self,
@@ -71,17 +75,39 @@ class CachedAttention:
         self._query_heads = query_heads
         self._windows = windows
         self.device = segments[0][0].data.device
+        for store, rows in segments:
+            store.require(store.length + rows)
+        kinds = list(dict.fromkeys(windows))
+        hides_later = {
+            w: causal or (w is not None and window_rule != "anchored, bidirectional") for w in kinds
+        }
+        anchored = window_rule != "sliding"
         self._parts: list[_Part] = []
+        self._core: _core.Attention | None = None
+        if _suits_core(segments):
+            first = segments[0][0].data
+            self._reach_of = {window: number for number, window in enumerate(kinds)}
+            self._core = _core.Attention(
+                _CORE_DTYPES[first.dtype],
+                segments[0][0].kv_heads,
+                query_heads,
+                first.shape[3],
+                [(s.data.data_ptr(), s.capacity, s.length, rows) for s, rows in segments],
+                [(hides_later[w], w or 0, anchored) for w in kinds],
+                parallel_region(),
+            )
+            return
         row = 0
         for store, rows in segments:
-            self._parts.append(
-                _Part(store, row, rows, query_heads // store.kv_heads, windows, causal, window_rule)
-            )
+            seen = {w: Visible(rows, store.length + rows, hides_later[w], w, anchored) for w in kinds}
+            self._parts.append(_Part(store, row, rows, query_heads // store.kv_heads, seen))
             row += rows
 
     def layer(self, index: int, heads: Tensor) -> Tensor:
         """heads `[rows, q + k + v heads, head_dim]` of layer `index`, to `[rows, q heads * head_dim]`."""
         window = self._windows[index]
+        if self._core is not None:
+            return self._by_core(self._core, index, self._reach_of[window], heads)
         queries, fresh = heads[:, : self._query_heads], heads[:, self._query_heads :]
         if len(self._parts) == 1:
             return self._parts[0].attend(index, window, queries, fresh)
@@ -91,3 +117,25 @@ class CachedAttention:
                 for part in self._parts
             ]
         )
+
+    def _by_core(self, core: _core.Attention, index: int, reach: int, heads: Tensor) -> Tensor:
+        rows, _, head_dim = heads.shape
+        row_stride, head_stride, stride = heads.stride()
+        if (head_stride, stride) != (head_dim, 1):
+            heads = heads.contiguous()
+            row_stride = heads.stride(0)
+        out = heads.new_empty((rows, self._query_heads * head_dim))
+        core.layer(index, reach, heads.data_ptr(), row_stride, out.data_ptr())
+        return out
+
+
+def _suits_core(segments: Sequence[tuple[KVStore, int]]) -> bool:
+    """Whether the core's attention can do it, and is meant to."""
+    data = segments[0][0].data
+    return (
+        data.is_cpu
+        and data.dtype in _CORE_DTYPES
+        and data.shape[3] % _CORE_LANES == 0
+        and all(rows <= FEW_ROWS for _, rows in segments)
+        and not torch.is_grad_enabled()
+    )

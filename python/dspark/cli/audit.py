@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     work.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the first prompt")
     add_pair_options(parser)
+    parser.set_defaults(policy="fixed")  # whatever it costs: what is not drafted proves nothing
 
 
 def run(options: argparse.Namespace) -> int:

@@ -83,9 +83,9 @@ def show(pair: Pair) -> int:
     def load() -> Models:
         return Models.load(pair.target, pair.draft, progress=progress.loading)
 
-    with DSparkDecoder(
-        load, Options(block_size=pair.block_size, markov_candidates=pair.candidates)
-    ) as decoder:
+    # Every round drafts, so that the table shows what the draft is worth.
+    how = Options(policy="fixed", block_size=pair.block_size, markov_candidates=pair.candidates)
+    with DSparkDecoder(load, how) as decoder:
         progress.clear()
         prompt = _tokens(decoder.models, pair)
         info = decoder.info()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from dspark import __version__
-from dspark.cli import audit, chat, export, generate, inspect, train
+from dspark.cli import audit, bench, calibrate, chat, evaluate, export, generate, inspect, profile, train
 from dspark.cli.show import print_json, say
 from dspark.cli.streams import check_output, discard, write
 from dspark.errors import ConfigError, DSparkError
@@ -24,10 +24,14 @@ ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 _COMMANDS = {
     "generate": generate,
     "chat": chat,
-    "train": train,
     "inspect": inspect,
     "export": export,
     "audit": audit,
+    "calibrate": calibrate,
+    "evaluate": evaluate,
+    "profile": profile,
+    "bench": bench,
+    "train": train,
 }
 
 

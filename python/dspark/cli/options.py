@@ -25,11 +25,28 @@ _DECODER_OPTIONS = (
     "markov_candidates",
     "acceptance",
     "max_model_len",
+    "max_batch_size",
 )
 
 
 def add_pair_options(parser: argparse.ArgumentParser) -> None:
     """Which models, where, and how they work together."""
+    rounds = add_model_options(parser)
+    rounds.add_argument(
+        "--policy",
+        default="throughput",
+        help="how many drafted tokens are verified: throughput, fixed, threshold",
+    )
+    rounds.add_argument(
+        "--confidence-threshold",
+        type=float,
+        metavar="C",
+        help="policy threshold: draft up to the first confidence below C; 0 never cuts",
+    )
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Which models, where, and how they draft, whatever the policy; the group of the flags about rounds."""
     pair = parser.add_argument_group("models")
     pair.add_argument(
         "--target",
@@ -46,21 +63,13 @@ def add_pair_options(parser: argparse.ArgumentParser) -> None:
         "--dtype", default="auto", help="auto (the checkpoint's), float32, float16, bfloat16 or float64"
     )
     rounds = parser.add_argument_group("rounds")
-    rounds.add_argument(
-        "--policy", default="fixed", help="how many drafted tokens are verified: fixed, threshold"
-    )
-    rounds.add_argument(
-        "--confidence-threshold",
-        type=float,
-        metavar="C",
-        help="policy threshold: draft up to the first confidence below C; 0 never cuts",
-    )
     rounds.add_argument("--block-size", type=int, metavar="N", help="tokens to draft per round at most")
     rounds.add_argument("--acceptance", default="rejection", help="rejection, block or coupled")
     rounds.add_argument(
         "--markov-candidates", type=int, metavar="M", help="draft among the M likeliest tokens only"
     )
     rounds.add_argument("--max-model-len", type=int, metavar="N", help="positions per request at most")
+    return rounds
 
 
 def draft_of(options: argparse.Namespace) -> str | None:
@@ -104,11 +113,7 @@ def decoder_options(options: argparse.Namespace) -> Options:
     """How the flags want the pair to work."""
     from dspark.serve.options import Options
 
-    if options.policy == "throughput":
-        raise ConfigError(
-            'policy "throughput" needs a cost table, and the command line has none: use fixed or threshold'
-        )
-    return Options(**{name: getattr(options, name) for name in _DECODER_OPTIONS})
+    return Options(**{name: getattr(options, name) for name in _DECODER_OPTIONS if hasattr(options, name)})
 
 
 def open_decoder(options: argparse.Namespace) -> DSparkDecoder:

@@ -107,7 +107,7 @@ def summary(result: GenerationResult) -> str:
         parts[0] += f" ({tokens / seconds:.1f}/s)"
     if result.acceptance_length is not None:
         parts.append(f"acceptance length {result.acceptance_length:.2f} over {len(result.rounds)} rounds")
-    elif result.speculation != "on":
+    if result.speculation != "on":
         parts.append(f"speculation: {result.speculation}")
     parts.append(f"finish reason {result.finish_reason}")
     parts.append(f"seed {result.seed}")

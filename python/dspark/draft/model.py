@@ -194,7 +194,12 @@ class DSparkDraftModel(nn.Module):
         """An empty context for one request."""
         config = self.config
         return DraftContext(
-            config.num_hidden_layers, config.num_key_value_heads, config.head_dim, self.dtype, self.device
+            config.num_hidden_layers,
+            config.num_key_value_heads,
+            config.head_dim,
+            self.dtype,
+            self.device,
+            block_size=config.block_size,
         )
 
     def extend(self, contexts: Sequence[tuple[DraftContext, int]], taps: Tensor) -> None:
@@ -216,7 +221,7 @@ class DSparkDraftModel(nn.Module):
         start = 0
         for context, n in contexts:
             end = context.length + n
-            context.reserve(end)
+            context.require(end)
             context.data[:, :, context.length : end] = keys_values[:, :, start : start + n]
             context.length = end
             start += n

@@ -12,10 +12,12 @@ from typing import Any, Self
 
 import torch
 
+from dspark.checkpoint.calibration import FILE_NAME, Entry
 from dspark.draft import DSparkDraftModel, load_draft
 from dspark.errors import CheckpointError, ConfigError, RequestError
 from dspark.pretrained import resolve
 from dspark.sampling import SamplingParams
+from dspark.serve.calibration import draft_calibrations
 from dspark.serve.heads import heads_to_core
 from dspark.serve.runner import Runner
 from dspark.target import load_target
@@ -42,6 +44,8 @@ class Models:
     end_token_ids: tuple[int, ...]
     """The ids that end a text."""
     paths: tuple[Path, Path | None]
+    calibrations: tuple[Entry, ...] = ()
+    """The entries of the draft's `calibration.json`."""
     switched_off: list[str] = field(default_factory=list)
 
     @classmethod
@@ -70,7 +74,12 @@ class Models:
                 block_size=block_size,
                 progress=progress,
             )
+        calibrations: tuple[Entry, ...] = ()
+        if draft_path is not None and draft_model is not None:
+            calibrations = draft_calibrations(draft_path / FILE_NAME, draft_model.config, block_size)
         switched_off: list[str] = []
+        if (reason := getattr(model, "unforkable", None)) is not None:
+            switched_off.append(f"prefix reuse: {reason}")
         tokenizer = None
         if (target_path / "tokenizer.json").exists():  # a damaged one is an error
             tokenizer = Tokenizer.from_directory(target_path)
@@ -83,6 +92,7 @@ class Models:
             generation_config=_generation_config(target_path / "generation_config.json"),
             end_token_ids=eos_token_ids(target_path),
             paths=(target_path, draft_path),
+            calibrations=calibrations,
             switched_off=switched_off,
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from dspark import _core
@@ -20,6 +22,7 @@ _WHOLE = (
     "max_model_len",
     "max_kv_tokens",
     "prefill_chunk_size",
+    "max_queue_size",
 )
 
 DEFAULT_KV_TOKENS = 1 << 17
@@ -30,10 +33,10 @@ DEFAULT_KV_TOKENS = 1 << 17
 class Options:
     """What `DSparkDecoder.from_pretrained` was asked for beside the models."""
 
-    policy: str = "fixed"
+    policy: str = "throughput"
     confidence_threshold: float | None = None
     cost_table: _core.CostTable | None = None
-    calibration: _core.Calibration | None = None
+    calibration: _core.Calibration | str | PathLike[str] | None = None
     block_size: int | None = None
     markov_candidates: int | None = None
     acceptance: str = "rejection"
@@ -41,6 +44,7 @@ class Options:
     max_model_len: int | None = None
     max_kv_tokens: int | None = None
     prefill_chunk_size: int = 512
+    max_queue_size: int = 1024
 
     def __post_init__(self) -> None:
         """Refuses what no model could make right; raises `ConfigError`."""
@@ -77,34 +81,40 @@ class Options:
         """Positions of all running requests at most; by default one request of the whole window fits."""
         return self.max_kv_tokens or max(DEFAULT_KV_TOKENS, 2 * self.window(models))
 
-    def engine(self, models: Models) -> _core.Engine:
-        """The Rust engine; raises `ConfigError` for what does not fit."""
+    def engine(
+        self,
+        models: Models,
+        costs: _core.CostTable | None,
+        calibrations: Sequence[tuple[float | None, _core.Calibration]] = (),
+    ) -> _core.Engine:
+        """The Rust engine; raises `ConfigError` for what does not fit.
+
+        `costs` is what the throughput policy plans by (`dspark.serve.costs.obtain`); without a draft there is
+        nothing to plan. `calibrations` are by sampling temperature (`dspark.serve.calibration.in_force`).
+        """
         if self.max_model_len is not None and self.max_model_len > models.window:
             raise ConfigError(
                 f"max_model_len = {self.max_model_len} is more than the models' window of {models.window}"
             )
-        if (
-            self.policy in ("threshold", "throughput")
-            and models.draft is not None
-            and not models.has_confidence
-        ):
+        if self.policy == "threshold" and models.draft is not None and not models.has_confidence:
             raise ConfigError(
-                f'policy "{self.policy}" needs a draft with a confidence head, and this one has none'
+                'policy "threshold" needs a draft with a confidence head, and this one has none'
             )
         return _core.Engine(
             models.runner(),
             models.heads(),
             rule=self.acceptance,
-            policy=self.policy,
+            policy=self.policy if models.draft is not None else "fixed",
             gamma=models.gamma,
             block_size=models.drafted_per_round(self.block_size),
             max_batch_size=self.max_batch_size,
             max_kv_tokens=self.kv_tokens(models),
             prefill_chunk_size=self.prefill_chunk_size,
+            max_queue_size=self.max_queue_size,
             confidence_threshold=self.confidence_threshold,
-            cost_table=self.cost_table,
+            cost_table=costs if models.draft is not None else None,
             markov_candidates=self.markov_candidates,
-            calibration=self.calibration,
+            calibrations=calibrations,
         )
 
     def info(self, models: Models) -> dict[str, Any]:
@@ -118,4 +128,6 @@ class Options:
             "max_batch_size": self.max_batch_size,
             "max_model_len": self.window(models),
             "max_kv_tokens": self.kv_tokens(models),
+            "prefill_chunk_size": self.prefill_chunk_size,
+            "max_queue_size": self.max_queue_size,
         }

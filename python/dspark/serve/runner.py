@@ -1,4 +1,4 @@
-"""Torch's side of the engine: the five passes that the Rust core asks for."""
+"""Torch's side of the engine: the passes that the Rust core asks for, and the caches behind them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dspark.draft import DraftContext, DSparkDraftModel
+from dspark.draft import DSparkDraftModel
 from dspark.errors import ConfigError
+from dspark.serve.feed import ContextFeed
 from dspark.target.protocol import Target, TargetCache
 
 
@@ -22,37 +23,92 @@ class Runner:
     def __init__(self, target: Target, draft: DSparkDraftModel | None) -> None:
         self.target = target
         self.draft_model = draft
+        self.forks_at_parts = target.forks_at_parts
         self.taps: Sequence[int] = draft.config.target_layer_ids if draft is not None else ()
         self.needs_hidden = draft is not None and (
             draft.confidence_head is not None or draft.config.markov_head_type in ("gated", "rnn")
         )
         self._caches: dict[int, TargetCache] = {}
-        self._contexts: dict[int, DraftContext] = {}
+        self._feed = ContextFeed(draft)
+        self._reserved: dict[int, int] = {}
         self._verified: list[tuple[int, int]] = []
         self._verified_taps: Tensor | None = None
+        self._drafted: set[int] = set()
+
+    def reserve(self, ids: list[int], positions: list[int]) -> None:
+        """Gives the caches of each request, target's and draft's, room for that many positions and no more.
+
+        For a request that is not known yet the number is kept until `prefill` or `fork` makes it known, so
+        that a fork is allocated once, at its full size.
+        """
+        for request, count in zip(ids, positions, strict=True):
+            if (cache := self._caches.get(request)) is None:
+                self._reserved[request] = count
+                continue
+            cache.reserve(count)
+            if (context := self._feed.contexts.get(request)) is not None:
+                context.reserve(count)
+
+    def fork(self, new: int, source: int, length: int, drafts: bool) -> int:
+        """Makes `new` known with copies of the first positions of `source`'s caches.
+
+        Only what is committed is copied, and `source` stays as it is.
+
+        Args:
+            drafts: whether `new` gets a draft context too.
+
+        Returns:
+            How many positions it took, at most `length`; 0 if none can be taken, and then `new` stays
+            unknown.
+
+        Raises:
+            ConfigError: `source` is unknown, or `new` is known already.
+        """
+        if source not in self._caches or new in self._caches:
+            fault = f"{source} is unknown" if source not in self._caches else f"{new} is known already"
+            raise ConfigError(f"request {new} cannot be made from request {source}: {fault}")
+        drafts = drafts and self.draft_model is not None
+        if drafts and source not in self._feed.contexts:
+            return 0  # its taps were never kept, and a context cannot have holes
+        room = self._reserved.get(new, 0)
+        cache = self._caches[source].fork(length, room)
+        if cache is None:
+            return 0
+        if drafts:
+            self._feed.fork(new, source, cache.length, room)
+        self._caches[new] = cache
+        self._reserved.pop(new, None)
+        return cache.length
 
     def prefill(self, ids: list[int], parts: list[list[int]], drafts: list[bool]) -> Tensor:
         """Runs the next part of each prompt; returns logits `[requests, vocabulary]` of their last tokens.
 
-        A request is known from its first part on. Only requests that draft get a draft context.
+        A request is known from its first part on, or from a fork. Only requests that draft get a draft
+        context.
         """
         for request, drafting in zip(ids, drafts, strict=True):
-            if request in self._caches:
-                continue
-            self._caches[request] = self.target.new_cache()
-            if drafting and self.draft_model is not None:
-                self._contexts[request] = self.draft_model.new_context()
+            if request not in self._caches:
+                self._begin(request, drafting)
         rows = [self._prefill_one(request, part) for request, part in zip(ids, parts, strict=True)]
         return self._to_host(torch.cat(rows) if len(rows) > 1 else rows[0])
 
+    def _begin(self, request: int, drafting: bool) -> None:
+        self._caches[request] = self.target.new_cache()
+        if drafting and self.draft_model is not None:
+            self._feed.contexts[request] = self.draft_model.new_context()
+        if (positions := self._reserved.pop(request, 0)) > 0:
+            self.reserve([request], [positions])
+
     def _prefill_one(self, request: int, part: list[int]) -> Tensor:
-        cache, context = self._caches[request], self._contexts.get(request)
+        cache = self._caches[request]
+        # The last part of a prompt begins where the engine wants to fork it.
+        cache.mark()
+        wanted = self.taps if request in self._feed.contexts else ()
         logits: Tensor
-        wanted = self.taps if context is not None else ()
         logits, taps = self.target(self._ids(part), [(cache, len(part))], wanted, logits="last")
         cache.advance(len(part))
-        if context is not None and taps is not None and self.draft_model is not None:
-            self.draft_model.extend([(context, len(part))], taps)
+        if taps is not None:
+            self._feed.take([(request, taps)], now=[request])
         return logits
 
     def draft(self, ids: list[int], anchors: list[int]) -> tuple[Tensor, Tensor | None]:
@@ -60,44 +116,48 @@ class Runner:
         hidden states `[requests * gamma, hidden]`."""
         if self.draft_model is None:
             raise ConfigError("a draft pass was asked of a runner without a draft")
-        contexts = [self._contexts[request] for request in ids]
+        contexts = self._feed.complete(ids)
         hidden, base = self.draft_model.block(anchors, contexts)
+        self._drafted = set(ids)
         return self._to_host(base), self._to_host(hidden) if self.needs_hidden else None
 
     def verify(self, ids: list[int], tokens: list[int], lengths: list[int]) -> Tensor:
         """The target over packed rows; returns logits `[rows, vocabulary]`. Caches do not advance."""
+        self._verified_taps = None
         segments = [(self._caches[request], n) for request, n in zip(ids, lengths, strict=True)]
-        taps = self.taps if any(request in self._contexts for request in ids) else ()
+        taps = self.taps if any(request in self._feed.contexts for request in ids) else ()
         logits, self._verified_taps = self.target(self._ids(tokens), segments, taps)
         self._verified = list(zip(ids, lengths, strict=True))
         return self._to_host(logits)
 
     def commit(self, ids: list[int], kept: list[int]) -> None:
-        """Keeps the first rows of each request's part of the last verify pass."""
+        """Keeps the first rows of each request's part of the last verify pass.
+
+        The taps of requests that drafted in this round become context at once, as the next round needs them;
+        those of the others wait (`ContextFeed`).
+        """
         keep = dict(zip(ids, kept, strict=True))
         for request, n in keep.items():
             self._caches[request].advance(n)
         taps, self._verified_taps = self._verified_taps, None
-        grown = [(self._contexts[request], n) for request, n in keep.items() if request in self._contexts]
-        if self.draft_model is not None and taps is not None and grown:
-            self.draft_model.extend(grown, self._kept_rows(taps, keep))
-
-    def _kept_rows(self, taps: Tensor, keep: dict[int, int]) -> Tensor:
-        """The taps of the rows that are kept, of the requests that draft."""
-        if len(self._verified) == 1:
-            return taps[: keep[self._verified[0][0]]]
-        pieces, start = [], 0
+        drafted, self._drafted = self._drafted, set()
+        if taps is None:
+            return
+        rows, start = [], 0
         for request, length in self._verified:
-            if request in keep and request in self._contexts:
-                pieces.append(taps[start : start + keep[request]])
+            if request in keep and request in self._feed.contexts:
+                rows.append((request, taps[start : start + keep[request]]))
             start += length
-        return torch.cat(pieces)
+        self._feed.take(rows, now=drafted)
 
     def release(self, ids: list[int]) -> None:
         """Forgets requests."""
         for request in ids:
             self._caches.pop(request, None)
-            self._contexts.pop(request, None)
+            self._reserved.pop(request, None)
+            self._feed.release(request)
+        if not self._caches:
+            self._verified_taps = None
 
     def _ids(self, tokens: list[int]) -> Tensor:
         return torch.tensor(tokens, dtype=torch.int64, device=self.target.device)

@@ -7,3 +7,6 @@ class KVCache(KVStore):
     """Keys and values of one request in every layer of the target; see `KVStore` for what a rollback is."""
 
     __slots__ = ()
+
+    def mark(self) -> None:
+        """Nothing to remember: it can be forked at any length."""

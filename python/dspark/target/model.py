@@ -48,6 +48,8 @@ class TargetModel(nn.Module):
     As built it holds ordinary parameters; `freeze` turns them into the fused weights that inference runs on.
     """
 
+    forks_at_parts = False
+
     def __init__(self, config: TargetConfig) -> None:
         super().__init__()
         self.config = config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -39,6 +39,30 @@ class TargetCache(Protocol):
         the committed tokens again.
         """
 
+    def reserve(self, positions: int) -> None:
+        """Makes room for `positions` positions, the rows of a pass included, and for no more than these.
+
+        From then on a pass that needs more raises `CapacityError`. Without this call a cache grows as
+        needed.
+        """
+
+    def mark(self) -> None:
+        """Remembers the committed tokens as a place to fork at, in place of the one before. Only caches of
+        targets that fork at parts need it."""
+
+    def fork(self, length: int, room: int = 0) -> Self | None:
+        """A new cache that holds the first `length` committed tokens, or as many of them as possible.
+
+        The two share no memory: nothing that happens to one is seen in the other. Rows that were not
+        committed are not copied.
+
+        Args:
+            room: positions to reserve for the new cache; 0 reserves nothing.
+
+        Returns:
+            The cache, whose `length` says how many tokens it took, or None if it can take none.
+        """
+
 
 @runtime_checkable
 class Target(Protocol):
@@ -58,6 +82,9 @@ class Target(Protocol):
     @property
     def embedding_weight(self) -> Tensor:
         """`[vocabulary, hidden]`, as stored."""
+
+    forks_at_parts: ClassVar[bool]
+    """Whether a cache can only be forked at its present length or at its mark (recurrent states)."""
 
     def new_cache(self) -> Any:
         """An empty `TargetCache` for one request; only the target that made it looks inside."""

@@ -38,6 +38,8 @@ pub struct ChainSettings<'a> {
     pub candidates: Option<usize>,
     /// Calibration: one temperature for each slot of the block (see [`crate::calibration::Calibration`]).
     pub temperatures: Option<&'a [f64]>,
+    /// What to add to each slot's calibrated logit. From past rounds only, as all that decides how far a chain goes.
+    pub offsets: Option<&'a [f64]>,
 }
 
 /// A drafted block.
@@ -122,7 +124,8 @@ fn run<R: Precision>(
     let mut previous = anchor;
     for slot in 0..limit {
         let temperature = settings.temperatures.map(|temperatures| temperatures[slot]);
-        let Some(confidence) = steps.enter(slot, previous, temperature) else {
+        let offset = settings.offsets.map_or(0.0, |offsets| offsets[slot]);
+        let Some(confidence) = steps.enter(slot, previous, temperature, offset) else {
             chain.bad_rows += 1;
             break;
         };
@@ -136,7 +139,7 @@ fn run<R: Precision>(
         };
         let token = draw(&law, slot);
         if mutant::on(Mutant::AnticipatingCut)
-            && let Some(Some(c)) = steps.enter(slot, token, temperature)
+            && let Some(Some(c)) = steps.enter(slot, token, temperature, offset)
             && is_below(c, threshold)
         {
             chain.cut = true;

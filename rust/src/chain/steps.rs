@@ -72,13 +72,14 @@ impl<'a, R: Precision> Steps<'a, R> {
         slot: usize,
         previous: u32,
         temperature: Option<f64>,
+        offset: f64,
     ) -> Option<Option<f32>> {
         if self.heads.markov.is_some_and(|head| head.w1.rows() <= previous as usize) {
             return None;
         }
         self.read(slot, previous);
         let head = self.heads.confidence.as_ref();
-        let confidence = head.map(|head| head.confidence(self.latent.features(), temperature));
+        let confidence = head.map(|head| head.confidence(self.latent.features(), temperature, offset));
         if confidence.is_some_and(f32::is_nan) { None } else { Some(confidence) }
     }
 

@@ -4,29 +4,40 @@ use std::time::{Duration, Instant};
 
 use crate::accept::{TokenLogprobs, Verdict};
 use crate::chain::Chain;
+use crate::engine::cached::{Cached, Forks, border};
 use crate::engine::{
-    Failure, Finish, FinishReason, Request, RequestId, Round, Stats, StopReason, Timing, Update,
+    Failure, Finish, FinishReason, Latencies, Request, RequestId, Round, RunnerError, Stats, StopReason,
+    Timing, Update,
 };
 use crate::history::History;
 use crate::law::Workspace;
 use crate::noise::Counted;
+use crate::schedule::{Depth, Lesson, Outcome, Prospect, Skipped, Track};
 use crate::stop::StopHit;
 
-/// State of a running request between rounds.
+/// State of a request between rounds, from its admission on.
 pub(super) struct Active {
+    /// What was asked; its prompt has moved to `cached`.
     pub(super) request: Request,
+    pub(super) cached: Cached,
     pub(super) history: History,
     pub(super) workspace: Workspace,
     /// This round's draft.
     pub(super) chain: Chain,
     /// The anchor, then the drafted tokens that the target checks; for the prefill, the prompt's last token.
     pub(super) rows: Vec<u32>,
-    /// Tokens of the prompt that the caches hold.
-    pub(super) prefilled: usize,
-    /// Positions reserved in the caches.
-    pub(super) reserved: usize,
     pub(super) timing: Timing,
     pub(super) finish: Option<(FinishReason, Option<StopReason>, Option<Failure>)>,
+    /// Prompt tokens that came from the caches of another request.
+    pub(super) reused: usize,
+    pub(super) preemptions: u32,
+    demand: usize,
+    prompt: usize,
+    /// How its drafts have fared.
+    track: Track,
+    /// What the policy says of this round's draft.
+    pub(super) depth: Depth,
+    skipped: Skipped,
     generated: usize,
     anchor: u32,
     rounds: Vec<Round>,
@@ -35,29 +46,60 @@ pub(super) struct Active {
 }
 
 impl Active {
-    pub(super) fn new(request: Request, reserved: usize, now: Instant) -> Self {
+    pub(super) fn new(mut request: Request, now: Instant) -> Self {
         let timing = Timing { queue: now - request.submitted, ..Timing::default() };
+        let demand = request.demand();
+        let tokens = std::mem::take(&mut request.prompt);
         Active {
-            history: History::new(&request.prompt),
+            history: History::new(&tokens),
             workspace: Workspace::default(),
             chain: Chain::default(),
-            rows: request.prompt.last().copied().into_iter().collect(),
-            prefilled: 0,
-            reserved,
+            rows: tokens.last().copied().into_iter().collect(),
             timing,
             finish: None,
+            reused: 0,
+            preemptions: 0,
+            demand,
+            prompt: tokens.len(),
+            track: Track::default(),
+            depth: Depth::default(),
+            skipped: Skipped::default(),
             generated: 0,
             anchor: 0,
             rounds: Vec::new(),
             bad_draft_rows: 0,
             update: Update::default(),
+            cached: Cached { tokens, drafted: request.drafts, ..Cached::default() },
             request,
         }
     }
 
-    /// Tokens of the prompt that wait for their pass.
+    /// Whether its first token is still to be drawn. If not, a prefill is one after a preemption, and the anchor is known.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.generated == 0
+    }
+
+    /// Rows that the caches have to hold before the next round: every committed token's but the anchor's.
+    pub(super) fn goal(&self) -> usize {
+        self.cached.tokens.len() - usize::from(!self.is_fresh())
+    }
+
+    /// Tokens that wait for their prefill pass.
     pub(super) fn unfilled(&self) -> usize {
-        self.request.prompt.len() - self.prefilled
+        self.goal() - self.cached.rows
+    }
+
+    /// The next part of a prompt, of at most `left` tokens; up to the last page border if forks need it.
+    pub(super) fn part(&self, left: usize, forks: Forks) -> &[u32] {
+        let (rows, goal) = (self.cached.rows, self.goal());
+        let border = border(goal);
+        let end = if forks == Forks::AtParts && rows < border { border } else { goal };
+        &self.cached.tokens[rows..end.min(rows + left)]
+    }
+
+    /// Rows that the caches can ever come to.
+    pub(super) fn demand(&self) -> usize {
+        self.demand
     }
 
     /// The last committed token.
@@ -67,13 +109,37 @@ impl Active {
 
     /// The noise of the coming round, counted by the absolute position of its anchor.
     pub(super) fn noise(&self) -> Counted {
-        let position = self.request.prompt.len() + self.generated - 1;
+        let position = self.prompt + self.generated - 1;
         Counted::new(self.request.noise, position as u32)
     }
 
     /// Drafted tokens that this round can use: one place is the corrected or bonus token's.
     pub(super) fn room(&self) -> usize {
         (self.request.max_tokens - self.generated).saturating_sub(1)
+    }
+
+    /// What the policy is told before a round of blocks of up to `block_size` tokens.
+    pub(super) fn prospect(&mut self, block_size: usize) -> Prospect<'_> {
+        let room = if self.request.drafts { self.room().min(block_size) } else { 0 };
+        Prospect { room, greedy: self.request.params.is_greedy(), track: &mut self.track }
+    }
+
+    /// What the policy is told after a round; nothing of a request that failed in it.
+    pub(super) fn lesson(&mut self) -> Option<Lesson<'_>> {
+        let round = self.rounds.last()?;
+        // Behind the token that ended the request nothing was refused.
+        let verified = match &self.finish {
+            None => round.verified,
+            Some((FinishReason::Error, ..)) => return None,
+            Some(_) => round.accepted,
+        };
+        let outcome = Outcome {
+            drafted: round.drafted,
+            confidences: &round.confidence,
+            verified,
+            accepted: round.accepted,
+        };
+        Some(Lesson { track: &mut self.track, greedy: self.request.params.is_greedy(), outcome })
     }
 
     /// Commits what `verdict` kept of this round's `verified` tokens; stops at the first token that ends the request.
@@ -98,6 +164,7 @@ impl Active {
         if is_round {
             let Chain { ids, confidence, bad_rows, .. } = &mut self.chain;
             self.bad_draft_rows += *bad_rows;
+            self.skipped.add(self.depth.skipped);
             self.rounds.push(Round {
                 drafted: ids.len(),
                 verified,
@@ -112,6 +179,7 @@ impl Active {
     fn push(&mut self, token: u32, logprobs: Option<TokenLogprobs>) -> bool {
         self.anchor = token;
         self.generated += 1;
+        self.cached.tokens.push(token);
         self.update.tokens.push(token);
         self.update.logprobs.extend(logprobs);
         let may_stop = self.generated >= self.request.params.min_tokens as usize;
@@ -132,26 +200,42 @@ impl Active {
     /// The request and the rows of this round's verify pass that its caches keep; none once it has ended.
     pub(super) fn kept(&mut self) -> Option<(RequestId, usize)> {
         let kept = self.rounds.last()?.committed;
-        self.finish.is_none().then_some((self.request.id, kept))
+        if self.finish.is_some() {
+            return None;
+        }
+        self.cached.rows += kept;
+        Some((self.request.id, kept))
+    }
+
+    /// Whether what the caches hold is right whatever becomes of the request.
+    pub(super) fn leaves_a_prefix(&self) -> bool {
+        !matches!(self.finish, Some((FinishReason::Error, ..)))
     }
 
     /// Adds what this round did to the engine's totals.
-    pub(super) fn report(&self, stats: &mut Stats) {
+    pub(super) fn report(&self, stats: &mut Stats, latencies: &mut Latencies, now: Instant) {
         if self.update.tokens.is_empty() {
             return;
         }
+        latencies.record(now - self.request.submitted, self.update.tokens.len(), self.timing.updates.last());
         stats.tokens += self.update.tokens.len() as u64;
         if let Some(round) = self.rounds.last() {
             stats.rounds += 1;
             stats.drafted += round.drafted as u64;
             stats.verified += round.verified as u64;
             stats.accepted += round.accepted as u64;
+            stats.skipped.add(self.depth.skipped);
         }
     }
 
     /// Ends the request unless it has ended.
     pub(super) fn end(&mut self, reason: FinishReason, failure: Option<Failure>) {
         self.finish.get_or_insert((reason, None, failure));
+    }
+
+    /// Ends the request because something of its own failed in the runner.
+    pub(super) fn fail(&mut self, error: &RunnerError) {
+        self.end(FinishReason::Error, Some(Failure::Runner(error.to_string())));
     }
 
     /// Sends what this round committed; with it the account, if the request has ended.
@@ -175,6 +259,9 @@ impl Active {
                 rounds: std::mem::take(&mut self.rounds),
                 timing: std::mem::take(&mut self.timing),
                 bad_draft_rows: self.bad_draft_rows,
+                reused: self.reused,
+                preemptions: self.preemptions,
+                skipped: self.skipped,
             });
         }
         self.request.sink.update(update);
@@ -182,13 +269,23 @@ impl Active {
 }
 
 /// Ends a request that never ran.
-pub(super) fn refuse(mut request: Request, reason: FinishReason, error: Option<Failure>) {
+pub(super) fn end_unserved(mut request: Request, reason: FinishReason) {
     let timing = Timing {
         queue: request.submitted.elapsed(),
         total: request.submitted.elapsed(),
         ..Timing::default()
     };
-    let finish = Finish { reason, stop: None, error, rounds: Vec::new(), timing, bad_draft_rows: 0 };
+    let finish = Finish {
+        reason,
+        stop: None,
+        error: None,
+        rounds: Vec::new(),
+        timing,
+        bad_draft_rows: 0,
+        skipped: Skipped::default(),
+        reused: 0,
+        preemptions: 0,
+    };
     request.sink.update(Update { finish: Some(finish), ..Update::default() });
 }
 

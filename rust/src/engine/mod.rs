@@ -1,27 +1,40 @@
 //! The engine: admits requests, runs rounds over a [`ModelRunner`], and ends them.
 
 mod active;
+mod admit;
+mod audit;
+mod cached;
 mod pages;
+mod prefill;
+mod prefixes;
 mod queue;
 mod request;
+mod retire;
+mod room;
 mod round;
 mod runner;
 mod stats;
 mod stop_text;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use pages::{PAGE_SIZE, Pages};
+pub use pages::PAGE_SIZE;
 pub use queue::Queue;
 pub use request::{Failure, Finish, FinishReason, Request, Round, Sink, StopReason, Timing, Update};
 pub use runner::{DraftPass, ModelRunner, PassRows, RequestId, RunnerError};
-pub use stats::{Stats, StatsBoard};
+pub use stats::{PageCounts, Percentiles, Stats, StatsBoard};
 pub use stop_text::{Detokenizer, StopText};
 
 use crate::accept::Rule;
+use crate::calibration::Calibration;
 use crate::schedule::{Planner, Policy};
-use active::{Active, refuse};
+use active::{Active, end_unserved};
+use cached::Forks;
+use pages::Pages;
+use prefixes::Prefixes;
+use stats::Latencies;
 
 /// What an engine is told once.
 #[derive(Debug, Clone)]
@@ -36,36 +49,30 @@ pub struct EngineConfig {
     pub block_size: usize,
     /// Candidates of the Markov chain; `None` for the whole vocabulary.
     pub markov_candidates: Option<usize>,
-    /// Calibration of the confidence head: one temperature per position.
-    pub temperatures: Option<Vec<f64>>,
+    /// Calibrations of the confidence head, each with the temperature that it was fitted at; `None` serves every
+    /// request ([`at_temperature`](crate::calibration::at_temperature)).
+    pub calibrations: Vec<(Option<f64>, Calibration)>,
     /// Requests that run at once.
     pub max_batch_size: usize,
     /// Prompt tokens that one step runs at most, over all requests: what running requests wait for, and what a deadline
     /// can be late by. Never 0.
     pub prefill_chunk_size: usize,
-    /// Positions that all running requests may take in the caches.
+    /// Positions that running requests and kept prefixes may take in the caches, in whole pages.
     pub max_kv_tokens: usize,
+    /// Requests that may wait. Never 0: every request passes through the queue.
+    pub max_queue_size: usize,
 }
 
 impl EngineConfig {
-    /// Positions that a request can come to take. Its last rounds draft less, so a verify pass adds none.
-    pub fn demand(&self, request: &Request) -> usize {
-        request.prompt.len() + request.max_tokens
+    /// Rows that a request's caches need for its next round, behind `rows` of them.
+    fn reach(&self, rows: usize, drafts: bool) -> usize {
+        rows + 1 + if drafts { self.block_size } else { 0 }
     }
 
-    /// Refuses a request that could never run.
-    pub fn check(&self, request: &Request) -> Result<(), Failure> {
-        let demand = self.demand(request);
-        if Pages::new(self.max_kv_tokens).fits_ever(demand) {
-            return Ok(());
-        }
-        Err(Failure::Capacity(format!(
-            "the request can come to {demand} positions (prompt {}, max_tokens {}), \
-             more than max_kv_tokens = {} holds",
-            request.prompt.len(),
-            request.max_tokens,
-            self.max_kv_tokens
-        )))
+    /// Positions to reserve for that many pages. A draft block is always whole, however few of its tokens can be used,
+    /// and what it writes behind the pages is gone after its pass.
+    fn positions(&self, pages: usize) -> usize {
+        pages * PAGE_SIZE + self.gamma + 1
     }
 }
 
@@ -75,9 +82,16 @@ pub struct Engine<M: ModelRunner> {
     runner: M,
     queue: Arc<Queue>,
     stats: Arc<StatsBoard>,
+    forks: Forks,
     pages: Pages,
-    /// Admitted, with a prompt that is not through.
+    /// Caches of requests that ended.
+    prefixes: Prefixes,
+    /// Gave up their caches for others, the oldest first: all of them are younger than who runs, and older than who
+    /// never ran.
+    preempted: VecDeque<Active>,
+    /// Admitted, with a prompt that is not through; in order of admission.
     prefilling: Vec<Active>,
+    /// Decoding; in order of admission, all before those whose prompts are not through.
     active: Vec<Active>,
     planner: Planner,
 }
@@ -85,15 +99,26 @@ pub struct Engine<M: ModelRunner> {
 impl<M: ModelRunner> Engine<M> {
     /// An engine with nothing to do.
     pub fn new(config: EngineConfig, runner: M, queue: Arc<Queue>, stats: Arc<StatsBoard>) -> Self {
-        let pages = Pages::new(config.max_kv_tokens);
-        let planner = Planner::new(config.policy.clone(), config.rule);
-        Engine { config, runner, queue, stats, pages, prefilling: Vec::new(), active: Vec::new(), planner }
+        let forks = if runner.forks_at_parts() { Forks::AtParts } else { Forks::Anywhere };
+        Engine {
+            forks,
+            pages: Pages::new(config.max_kv_tokens),
+            planner: Planner::new(config.policy.clone(), config.rule, config.gamma),
+            config,
+            runner,
+            queue,
+            stats,
+            prefixes: Prefixes::default(),
+            preempted: VecDeque::new(),
+            prefilling: Vec::new(),
+            active: Vec::new(),
+        }
     }
 
     /// Serves until the queue is closed; then aborts what is left.
     pub fn run(&mut self) {
         while !self.queue.is_closed() {
-            if self.active.is_empty() && self.prefilling.is_empty() {
+            if self.active.is_empty() && self.prefilling.is_empty() && self.preempted.is_empty() {
                 self.queue.wait();
             }
             self.step();
@@ -101,55 +126,49 @@ impl<M: ModelRunner> Engine<M> {
     }
 
     /// One round: ends what was cancelled, admits what fits, runs a part of the prompts that wait, and lets every
-    /// running request advance. Public so that tests and other loops can drive the engine themselves.
+    /// decoding request advance. Public so that tests and other loops can drive the engine themselves.
     pub fn step(&mut self) {
         let started = Instant::now();
         self.end_overdue();
-        self.admit();
-        if !self.prefilling.is_empty() {
-            self.prefill();
-            self.end_overdue();
-        }
+        self.prefill();
+        self.end_overdue();
+        self.grow();
         if !self.active.is_empty() {
             self.round();
         }
-        self.stats.add(|stats| stats.round += started.elapsed());
+        self.stats.add(|stats| {
+            let (total, used, kept) = (self.pages.total(), self.pages.used(), self.prefixes.pages());
+            stats.pages = PageCounts { total, used, kept };
+            stats.preempted = self.preempted.len();
+            stats.round += started.elapsed();
+        });
     }
 
-    /// Ends requests that were cancelled or are past their deadline.
+    /// Ends requests that were cancelled or are past their deadline, whether they run or wait.
     fn end_overdue(&mut self) {
         let now = Instant::now();
-        for active in self.active.iter_mut().chain(&mut self.prefilling) {
-            if active.request.is_over(now) {
-                active.end(FinishReason::Abort, None);
-            }
+        let mut ended = false;
+        for active in self.admitted().filter(|active| active.request.is_over(now)) {
+            active.end(FinishReason::Abort, None);
+            ended = true;
         }
-        self.retire();
+        if ended {
+            self.retire();
+        }
+        for request in self.queue.take_if(|request| request.is_over(now)) {
+            self.end_unserved(request, FinishReason::Abort);
+        }
     }
 
-    /// Takes waiting requests, in order, while there is room.
-    fn admit(&mut self) {
-        let now = Instant::now();
-        for request in self.queue.take_if(|request| request.is_over(now)) {
-            refuse(request, FinishReason::Abort, None);
-        }
-        while self.active.len() + self.prefilling.len() < self.config.max_batch_size {
-            let Some(request) = self.queue.pop_if(|request| {
-                let demand = self.config.demand(request);
-                self.pages.can_reserve(demand) || !self.pages.fits_ever(demand)
-            }) else {
-                break;
-            };
-            let demand = self.config.demand(&request);
-            if request.max_tokens == 0 {
-                refuse(request, FinishReason::Length, None);
-            } else if let Err(failure) = self.config.check(&request) {
-                refuse(request, FinishReason::Error, Some(failure));
-            } else {
-                self.pages.reserve(demand);
-                self.prefilling.push(Active::new(request, demand, now));
-            }
-        }
+    /// Ends a request that never ran.
+    fn end_unserved(&self, request: Request, reason: FinishReason) {
+        self.stats.add(|stats| stats.finished += 1);
+        end_unserved(request, reason);
+    }
+
+    /// Every request from its admission to its end.
+    fn admitted(&mut self) -> impl Iterator<Item = &mut Active> {
+        self.active.iter_mut().chain(&mut self.prefilling).chain(&mut self.preempted)
     }
 }
 
@@ -157,12 +176,11 @@ impl<M: ModelRunner> Drop for Engine<M> {
     /// Nobody waits for ever: what is left is told that it was aborted.
     fn drop(&mut self) {
         self.queue.close();
-        for active in self.active.iter_mut().chain(&mut self.prefilling) {
-            active.end(FinishReason::Abort, None);
-        }
+        self.admitted().for_each(|active| active.end(FinishReason::Abort, None));
         self.retire();
+        self.evict(usize::MAX, None);
         for request in self.queue.take_if(|_| true) {
-            refuse(request, FinishReason::Abort, None);
+            self.end_unserved(request, FinishReason::Abort);
         }
     }
 }

@@ -1,53 +1,64 @@
-//! How many key/value positions the running requests may still take.
+//! How many pages of key/value positions there are, and how many are granted.
 
-/// Positions in one page: caches grow in these steps.
+/// Positions in one page, of the target's cache and the draft's context together.
 pub const PAGE_SIZE: usize = 16;
 
-/// Counts pages, so that admitted requests always find room until they end.
+/// Pages that a grant grows by at least.
+const SMALLEST_STEP: usize = 4;
+
+/// Counts the pages of all caches: those of requests that run and those of kept prefixes.
 #[derive(Debug, Clone)]
-pub struct Pages {
+pub(super) struct Pages {
     total: usize,
     used: usize,
 }
 
 impl Pages {
-    /// Room for `tokens` positions over all requests.
-    pub fn new(tokens: usize) -> Self {
+    /// As many pages as `tokens` positions fill.
+    pub(super) fn new(tokens: usize) -> Self {
         Pages { total: tokens / PAGE_SIZE, used: 0 }
     }
 
     /// Pages that `tokens` positions take.
-    pub fn needed(tokens: usize) -> usize {
+    pub(super) fn needed(tokens: usize) -> usize {
         tokens.div_ceil(PAGE_SIZE)
     }
 
-    /// Whether `tokens` positions would fit an empty cache.
-    pub fn fits_ever(&self, tokens: usize) -> bool {
-        Self::needed(tokens) <= self.total
+    /// What a grant should become that has to hold `needed` pages and will never hold more than `most`: an eighth
+    /// more than it is, so that the rows of a long request are not copied at every page.
+    pub(super) fn grown(grant: usize, needed: usize, most: usize) -> usize {
+        (grant + SMALLEST_STEP.max(grant / 8)).min(most).max(needed)
     }
 
-    /// Whether `tokens` positions fit now.
-    pub fn can_reserve(&self, tokens: usize) -> bool {
-        self.used + Self::needed(tokens) <= self.total
+    /// Whether that many pages are free.
+    pub(super) fn can_allocate(&self, pages: usize) -> bool {
+        pages <= self.free()
     }
 
-    /// Takes the pages of `tokens` positions; the caller has asked [`Self::can_reserve`].
-    pub fn reserve(&mut self, tokens: usize) {
-        self.used += Self::needed(tokens);
+    /// Takes pages; the caller has asked [`Self::can_allocate`].
+    pub(super) fn allocate(&mut self, pages: usize) {
+        debug_assert!(self.can_allocate(pages), "{pages} pages of {}", self.free());
+        self.used += pages;
     }
 
-    /// Gives back what [`Self::reserve`] took for the same number of positions.
-    pub fn release(&mut self, tokens: usize) {
-        self.used = self.used.saturating_sub(Self::needed(tokens));
+    /// Gives pages back.
+    pub(super) fn deallocate(&mut self, pages: usize) {
+        debug_assert!(pages <= self.used, "{pages} pages of {}", self.used);
+        self.used -= pages;
     }
 
-    /// Pages taken.
-    pub fn used(&self) -> usize {
+    /// Pages that nobody has.
+    pub(super) fn free(&self) -> usize {
+        self.total - self.used
+    }
+
+    /// Pages granted.
+    pub(super) fn used(&self) -> usize {
         self.used
     }
 
     /// Pages there are.
-    pub fn total(&self) -> usize {
+    pub(super) fn total(&self) -> usize {
         self.total
     }
 }
@@ -57,14 +68,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_reserved_comes_back() {
-        let mut pages = Pages::new(64);
-        assert_eq!(pages.total(), 4);
-        pages.reserve(17);
-        assert_eq!(pages.used(), 2);
-        assert!(pages.can_reserve(32) && !pages.can_reserve(33));
-        pages.release(17);
-        assert_eq!(pages.used(), 0);
-        assert!(pages.fits_ever(64) && !pages.fits_ever(65));
+    fn what_is_allocated_comes_back() {
+        let mut pages = Pages::new(79);
+        assert_eq!((pages.total(), Pages::needed(16), Pages::needed(17)), (4, 1, 2));
+        pages.allocate(3);
+        assert!(pages.can_allocate(1) && !pages.can_allocate(2));
+        pages.deallocate(2);
+        assert_eq!((pages.used(), pages.free()), (1, 3));
+    }
+
+    #[test]
+    fn grants_grow_in_steps_and_not_beyond_what_can_be_used() {
+        assert_eq!(Pages::grown(1, 2, 100), 5);
+        assert_eq!(Pages::grown(80, 81, 100), 90);
+        assert_eq!(Pages::grown(80, 81, 83), 83);
+        assert_eq!(Pages::grown(2, 9, 100), 9);
     }
 }

@@ -1,29 +1,93 @@
 //! Where requests wait, and how other threads reach the engine.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-use crate::engine::Request;
+use super::pages::Pages;
+use super::{EngineConfig, Failure, Request};
+use crate::schedule::Policy;
 
 /// The engine's door: any thread may submit, wake or close it.
-#[derive(Default)]
 pub struct Queue {
     waiting: Mutex<VecDeque<Request>>,
     changed: Condvar,
     closed: AtomicBool,
+    accepted: AtomicU64,
+    refused: AtomicU64,
+    max_queue_size: usize,
+    max_kv_tokens: usize,
+    /// The policy from the next round on, if it changes.
+    policy: Mutex<Option<Policy>>,
 }
 
 impl Queue {
-    /// Adds a request, or gives it back if the engine is closed.
-    pub fn submit(&self, request: Request) -> Result<(), Box<Request>> {
+    /// The door of an engine with these bounds.
+    pub fn new(config: &EngineConfig) -> Self {
+        Queue {
+            waiting: Mutex::default(),
+            changed: Condvar::new(),
+            closed: AtomicBool::new(false),
+            accepted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            max_queue_size: config.max_queue_size,
+            max_kv_tokens: config.max_kv_tokens,
+            policy: Mutex::default(),
+        }
+    }
+
+    /// Adds a request. It is refused, at once and as a whole, if the engine is closed, if it could never run, or if
+    /// too many wait already.
+    pub fn submit(&self, request: Request) -> Result<(), Failure> {
+        let fits = self.check(&request);
         let mut waiting = self.lock();
         if self.is_closed() {
-            return Err(Box::new(request));
+            return Err(Failure::Capacity("the decoder is closed".into()));
+        }
+        let room = fits.and_then(|()| self.room(waiting.len()));
+        if room.is_err() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return room;
         }
         waiting.push_back(request);
+        self.accepted.fetch_add(1, Ordering::Relaxed);
         self.changed.notify_one();
         Ok(())
+    }
+
+    /// Refuses a request that would not fit if it ran alone.
+    fn check(&self, request: &Request) -> Result<(), Failure> {
+        let demand = request.demand();
+        if Pages::needed(demand) <= Pages::new(self.max_kv_tokens).total() {
+            return Ok(());
+        }
+        Err(Failure::Capacity(format!(
+            "the request can come to {demand} positions (prompt {}, max_tokens {}), \
+             more than max_kv_tokens = {} holds",
+            request.prompt.len(),
+            request.max_tokens,
+            self.max_kv_tokens
+        )))
+    }
+
+    fn room(&self, waiting: usize) -> Result<(), Failure> {
+        if waiting < self.max_queue_size {
+            return Ok(());
+        }
+        Err(Failure::QueueFull(format!(
+            "{waiting} requests wait already (max_queue_size = {})",
+            self.max_queue_size
+        )))
+    }
+
+    /// Requests that were let in since the start.
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Relaxed)
+    }
+
+    /// Requests that were refused for want of room.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// Ends the engine after its current round; what runs or waits is aborted.
@@ -31,6 +95,16 @@ impl Queue {
         let _waiting = self.lock();
         self.closed.store(true, Ordering::SeqCst);
         self.changed.notify_all();
+    }
+
+    /// Sets another policy, in force from the next round on.
+    pub fn set_policy(&self, policy: Policy) {
+        *self.policy.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(policy);
+    }
+
+    /// The policy that was set since the last look.
+    pub(super) fn take_policy(&self) -> Option<Policy> {
+        self.policy.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
     /// Whether [`Self::close`] was called.
@@ -65,6 +139,9 @@ impl Queue {
     /// Takes every waiting request that `condition` picks.
     pub(super) fn take_if(&self, mut condition: impl FnMut(&Request) -> bool) -> Vec<Request> {
         let mut waiting = self.lock();
+        if !waiting.iter().any(&mut condition) {
+            return Vec::new();
+        }
         let (taken, kept): (VecDeque<_>, VecDeque<_>) =
             waiting.drain(..).partition(|request| condition(request));
         *waiting = kept;

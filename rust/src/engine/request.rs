@@ -8,6 +8,7 @@ use crate::accept::TokenLogprobs;
 use crate::engine::{RequestId, StopText};
 use crate::noise::Noise;
 use crate::params::SamplingParams;
+use crate::schedule::Skipped;
 use crate::stop::StopIds;
 
 /// Where a request's updates go. Called on the engine's thread: it must return at once.
@@ -18,7 +19,7 @@ pub trait Sink: Send {
 
 /// Everything the engine needs to know of one request.
 pub struct Request {
-    /// The caller's name for it, unique among the live ones.
+    /// The caller's name for it, unique among all requests of an engine: caches are kept under it.
     pub id: RequestId,
     /// Token ids; never empty.
     pub prompt: Vec<u32>,
@@ -45,6 +46,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// Positions that the request can come to take. Its last rounds draft less, so a verify pass adds none.
+    pub(super) fn demand(&self) -> usize {
+        self.prompt.len() + self.max_tokens
+    }
+
     /// Whether the request should stop before its next round.
     pub fn is_over(&self, now: Instant) -> bool {
         self.cancelled.load(Ordering::Relaxed) || self.deadline.is_some_and(|deadline| now >= deadline)
@@ -79,6 +85,12 @@ pub struct Finish {
     pub timing: Timing,
     /// Draft rows from which nothing could be drawn.
     pub bad_draft_rows: u32,
+    /// Tokens of the prompt whose rows came from the caches of another request.
+    pub reused: usize,
+    /// How often its caches were given up for others and made again.
+    pub preemptions: u32,
+    /// Rounds that the policy left without a draft.
+    pub skipped: Skipped,
 }
 
 /// The kinds of end, named as in the public result.
@@ -112,6 +124,8 @@ pub enum Failure {
     Runner(String),
     /// It does not fit.
     Capacity(String),
+    /// Too many wait already; later there may be room.
+    QueueFull(String),
 }
 
 /// What one round did for one request.
@@ -134,7 +148,7 @@ pub struct Round {
 pub struct Timing {
     /// From submission to the start of its prefill.
     pub queue: Duration,
-    /// The prefill pass.
+    /// The prefill passes, those after a preemption too.
     pub prefill: Duration,
     /// Draft passes, context updates and Markov chains.
     pub draft: Duration,

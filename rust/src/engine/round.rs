@@ -7,82 +7,64 @@ use rayon::prelude::*;
 use super::active::{Active, charge};
 use super::{Engine, Failure, FinishReason, ModelRunner, PassRows, RunnerError};
 use crate::accept::{Rule, accept};
+use crate::calibration::{Calibration, at_temperature};
 use crate::chain::{self, Chain, ChainSettings};
 use crate::rows::Rows;
-use crate::schedule::Draft;
+use crate::schedule::{Draft, RoundTime};
 
 impl<M: ModelRunner> Engine<M> {
-    /// Runs the next tokens of the prompts that wait, up to the chunk size, in order, and draws the first token of each
-    /// request whose prompt is through.
-    pub(super) fn prefill(&mut self) {
-        let started = Instant::now();
-        let mut left = self.config.prefill_chunk_size;
-        let mut items = Vec::new();
-        for active in &self.prefilling {
-            if left == 0 {
-                break;
-            }
-            let (start, rows) = (active.prefilled, active.unfilled().min(left));
-            items.push((
-                active.request.id,
-                &active.request.prompt[start..start + rows],
-                active.request.drafts,
-            ));
-            left -= rows;
-        }
-        if items.is_empty() {
-            return;
-        }
-        let rows: Vec<_> = items.iter().map(|(_, part, _)| part.len()).collect();
-        let outcome = self.runner.prefill(&items);
-        let batch = &mut self.prefilling[..rows.len()];
-        let spent = charge(batch.iter_mut(), |timing| &mut timing.prefill, started);
-        self.stats.add(|stats| stats.prefill += spent);
-        match outcome {
-            Ok(logits) => {
-                batch.iter_mut().zip(&rows).for_each(|(active, rows)| active.prefilled += rows);
-                // Only the last part can be less than what was left of its prompt.
-                let through = batch.iter().take_while(|active| active.unfilled() == 0).count();
-                let first = self.active.len();
-                self.active.extend(self.prefilling.drain(..through));
-                accept_batch(
-                    self.config.rule,
-                    &mut self.active[first..],
-                    logits.rows().slice(0..through),
-                    false,
-                );
-            }
-            Err(error) => fail(batch, &error),
-        }
-        self.retire();
-    }
-
     /// Lets every running request advance by one round.
     pub(super) fn round(&mut self) {
-        let outcome = self.draft().and_then(|()| self.verify());
-        if let Err(error) = outcome {
-            fail(&mut self.active, &error);
+        if let Some(policy) = self.queue.take_policy() {
+            self.planner.set_policy(policy);
+            self.publish_costs();
+        }
+        let started = Instant::now();
+        let mut time = RoundTime::default();
+        match self.draft(&mut time).and_then(|()| self.verify(&mut time)) {
+            Ok(()) => {
+                time.total = started.elapsed().as_secs_f64();
+                if self.planner.timed(&time) {
+                    self.publish_costs();
+                }
+            }
+            Err(error) => fail(&mut self.active, &error),
         }
         self.retire();
     }
 
-    /// Drafts for the requests that may, and have room for more than one token.
-    fn draft(&mut self) -> Result<(), RunnerError> {
+    /// Shows other threads what rounds cost as of now.
+    pub(super) fn publish_costs(&self) {
+        let table = self.planner.cost_table().cloned();
+        self.stats.add(|stats| stats.cost_table = table);
+    }
+
+    /// Drafts for the requests that the policy lets draft.
+    fn draft(&mut self, time: &mut RoundTime) -> Result<(), RunnerError> {
         let started = Instant::now();
         for active in &mut self.active {
             active.chain.recycle(&mut active.workspace);
         }
         let (gamma, block_size) = (self.config.gamma, self.config.block_size);
-        let mut drafting: Vec<&mut Active> = self
-            .active
-            .iter_mut()
-            .filter(|active| block_size > 0 && active.request.drafts && active.room() > 0)
-            .collect();
+        let mut prospects: Vec<_> =
+            self.active.iter_mut().map(|active| active.prospect(block_size)).collect();
+        let depths = self.planner.depths(&mut prospects);
+        self.active.iter_mut().zip(depths).for_each(|(active, depth)| active.depth = depth);
+        let mut drafting: Vec<&mut Active> =
+            self.active.iter_mut().filter(|active| active.depth.tokens > 0).collect();
         if drafting.is_empty() {
             return Ok(());
         }
         let items: Vec<_> = drafting.iter().map(|active| (active.request.id, active.anchor())).collect();
-        let pass = self.runner.draft(&items)?;
+        let pass = match self.runner.draft(&items) {
+            Ok(pass) => pass,
+            Err(error) => {
+                // Who did not draft goes on.
+                drafting.into_iter().for_each(|active| active.fail(&error));
+                self.retire();
+                return Ok(());
+            }
+        };
         let drafted = Instant::now();
 
         let heads = self.runner.heads();
@@ -90,17 +72,20 @@ impl<M: ModelRunner> Engine<M> {
         heads
             .check(base.cols(), hidden.map(|hidden| hidden.cols()))
             .map_err(|error| RunnerError(format!("the draft's heads do not fit its states: {error}")))?;
-        let config = &self.config;
+        let (config, planner) = (&self.config, &self.planner);
         let hidden_rows = heads.hidden_rows(gamma);
         let work: Vec<_> = drafting.iter_mut().enumerate().collect();
         for_each(work, |(i, active)| {
             let rows = i * gamma..(i + 1) * gamma;
             let states = i * hidden_rows..(i + 1) * hidden_rows;
+            let params = &active.request.params;
+            let calibration = at_temperature(&config.calibrations, params.temperature);
             let settings = ChainSettings {
-                limit: block_size.min(active.room()),
-                threshold: config.policy.threshold(),
+                limit: active.depth.tokens,
+                threshold: planner.policy().threshold(),
                 candidates: config.markov_candidates,
-                temperatures: config.temperatures.as_deref(),
+                temperatures: calibration.map(Calibration::temperatures),
+                offsets: planner.offsets(params.is_greedy()),
             };
             let noise = active.noise();
             active.chain = chain::draft(
@@ -116,20 +101,28 @@ impl<M: ModelRunner> Engine<M> {
                 &mut active.workspace,
             );
         });
+        let chained = drafted.elapsed();
+        time.drafting = drafting.len();
+        time.drafted = drafting.iter().map(|active| active.chain.ids.len()).sum();
+        (time.draft, time.chain) = ((drafted - started).as_secs_f64(), chained.as_secs_f64());
         charge(drafting.into_iter(), |timing| &mut timing.draft, started);
         self.stats.add(|stats| {
             stats.draft += drafted - started;
-            stats.chain += drafted.elapsed();
+            stats.chain += chained;
         });
         Ok(())
     }
 
     /// Lets the target check as much of each draft as the policy says, and commits what it keeps.
-    fn verify(&mut self) -> Result<(), RunnerError> {
+    fn verify(&mut self, time: &mut RoundTime) -> Result<(), RunnerError> {
+        if self.active.is_empty() {
+            return Ok(());
+        }
         self.plan();
         let started = Instant::now();
         let items: Vec<_> =
             self.active.iter().map(|active| (active.request.id, active.rows.as_slice())).collect();
+        (time.requests, time.tokens) = (items.len(), items.iter().map(|(_, rows)| rows.len()).sum());
         let logits = self.runner.verify(&items)?;
         let verified = charge(self.active.iter_mut(), |timing| &mut timing.verify, started);
 
@@ -137,12 +130,17 @@ impl<M: ModelRunner> Engine<M> {
         accept_batch(self.config.rule, &mut self.active, logits.rows(), true);
         let accepted = charge(self.active.iter_mut(), |timing| &mut timing.sample, started);
         drop(logits);
+        // Decisions on the pass's rows grow with it.
+        time.verify = (verified + accepted).as_secs_f64();
+        self.planner.learn(self.active.iter_mut().filter_map(Active::lesson));
 
         let kept: Vec<_> = self.active.iter_mut().filter_map(Active::kept).collect();
         self.stats.add(|stats| {
             stats.passes += 1;
             stats.verify += verified;
             stats.accept += accepted;
+            stats.acceptance_by_position.clear();
+            stats.acceptance_by_position.extend(self.planner.acceptance());
         });
         // Clients first: what follows prepares the next round.
         self.retire();
@@ -152,7 +150,12 @@ impl<M: ModelRunner> Engine<M> {
         let started = Instant::now();
         self.runner.commit(&kept)?;
         let spent = charge(self.active.iter_mut(), |timing| &mut timing.draft, started);
-        self.stats.add(|stats| stats.draft += spent);
+        time.committed = kept.iter().map(|(_, rows)| rows).sum();
+        time.feed = spent.as_secs_f64();
+        self.stats.add(|stats| {
+            stats.draft += spent;
+            stats.feed += spent;
+        });
         Ok(())
     }
 
@@ -169,31 +172,6 @@ impl<M: ModelRunner> Engine<M> {
             active.rows.extend_from_slice(&active.chain.ids[..verified]);
         }
     }
-
-    /// Sends what is new to the clients and forgets the requests that ended.
-    pub(super) fn retire(&mut self) {
-        let now = Instant::now();
-        let all = || self.active.iter().chain(&self.prefilling);
-        let over = all().filter(|active| active.finish.is_some());
-        let ended: Vec<_> = over.map(|active| (active.request.id, active.reserved)).collect();
-        // Before the clients, so that who has a result finds it counted.
-        self.stats.add(|stats| {
-            all().for_each(|active| active.report(stats));
-            stats.running = self.active.len() + self.prefilling.len() - ended.len();
-            stats.finished += ended.len() as u64;
-        });
-        for requests in [&mut self.active, &mut self.prefilling] {
-            requests.retain_mut(|active| {
-                let over = active.finish.is_some();
-                active.send(now);
-                !over
-            });
-        }
-        if !ended.is_empty() {
-            ended.iter().for_each(|(_, reserved)| self.pages.release(*reserved));
-            self.runner.release(&ended.iter().map(|(id, _)| *id).collect::<Vec<_>>());
-        }
-    }
 }
 
 /// What the plan may count on. A head whose confidence is not a probability vouches for nothing from there on;
@@ -207,7 +185,7 @@ fn plannable(chain: &Chain) -> Draft<'_> {
 }
 
 /// Applies the acceptance rule to each request's rows and commits the outcome.
-fn accept_batch(rule: Rule, batch: &mut [Active], logits: Rows<'_>, is_round: bool) {
+pub(super) fn accept_batch(rule: Rule, batch: &mut [Active], logits: Rows<'_>, is_round: bool) {
     let mut end = 0;
     let work: Vec<_> = batch
         .iter_mut()
@@ -246,8 +224,7 @@ fn for_each<T: Send>(work: Vec<T>, run: impl Fn(T) + Sync + Send) {
     }
 }
 
-fn fail(batch: &mut [Active], error: &RunnerError) {
-    for active in batch {
-        active.end(FinishReason::Error, Some(Failure::Runner(error.to_string())));
-    }
+/// Ends every request of a pass that failed.
+pub(super) fn fail(batch: &mut [Active], error: &RunnerError) {
+    batch.iter_mut().for_each(|active| active.fail(error));
 }

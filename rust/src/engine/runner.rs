@@ -26,8 +26,8 @@ pub struct DraftPass<R> {
 #[error("{0}")]
 pub struct RunnerError(pub String);
 
-/// The models, seen from the engine. Each method is called at most once per round, for the whole batch,
-/// from the engine's own thread.
+/// The models, seen from the engine. A round calls each of `draft`, `verify` and `commit` at most once, for the whole
+/// batch; everything comes from the engine's own thread.
 pub trait ModelRunner {
     /// Rows as this runner hands them over.
     type Rows: PassRows;
@@ -48,7 +48,26 @@ pub trait ModelRunner {
     /// positions and the kept taps become draft context. Everything else is as if it had never run.
     fn commit(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError>;
 
-    /// Forgets requests. Unknown ids are ignored.
+    /// Gives the caches of each request room for that many positions: target rows and draft context alike, a pass's
+    /// own rows included. Called before the pass or the fork that needs it, and so for requests that are not known yet.
+    fn reserve(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError>;
+
+    /// Makes `new` known with the first positions of `source`'s caches (target and, if it `drafts`, draft context);
+    /// `source` is not changed. Returns how many positions it took, at most `length`; 0, and `new` stays unknown, where
+    /// that is not possible.
+    fn fork(
+        &mut self,
+        new: RequestId,
+        source: RequestId,
+        length: usize,
+        drafts: bool,
+    ) -> Result<usize, RunnerError>;
+
+    /// Whether a request can only be forked at its present length or where the last part of its prompt began, as with
+    /// recurrent states. Then the engine ends a part at the last page border before a prompt's last token.
+    fn forks_at_parts(&self) -> bool;
+
+    /// Forgets requests, and what was reserved for them. Unknown ids are ignored.
     fn release(&mut self, ids: &[RequestId]);
 
     /// The draft's heads, in place.

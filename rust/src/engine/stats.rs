@@ -1,13 +1,26 @@
 //! Running counts of an engine, readable from any thread.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
+
+use crate::schedule::{CostTable, Skipped};
+use hdrhistogram::Histogram;
 
 /// Totals since the engine started.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
-    /// Requests that run now.
+    /// Requests that were admitted and have not ended: those that decode, and those whose prompts are not through.
     pub running: usize,
+    /// Of these, those whose prompts are not through.
+    pub prefilling: usize,
+    /// Requests that gave up their caches for others and wait for room.
+    pub preempted: usize,
+    /// Pages of the caches: all there are, those granted, and of these what kept prefixes hold.
+    pub pages: PageCounts,
+    /// Positions that were taken from the caches of another request instead of being computed.
+    pub reused_tokens: u64,
+    /// How often a request gave up its caches for others.
+    pub preemptions: u64,
     /// Requests that ended, however they did.
     pub finished: u64,
     /// Tokens committed.
@@ -20,12 +33,20 @@ pub struct Stats {
     pub verified: u64,
     /// See `drafted`.
     pub accepted: u64,
+    /// Rounds of requests that the policy left without a draft.
+    pub skipped: Skipped,
+    /// How often each position of a block was kept if the one before it was; ends before the first never judged.
+    pub acceptance_by_position: Vec<f64>,
+    /// What rounds cost as of now, under a policy that asks.
+    pub cost_table: Option<CostTable>,
     /// Passes of the target over a batch, prefills apart.
     pub passes: u64,
     /// Time in prefill passes.
     pub prefill: Duration,
     /// Time in draft passes and context updates.
     pub draft: Duration,
+    /// Of this, time in commits: caches that advance and taps that become draft context.
+    pub feed: Duration,
     /// Time in Markov chains and confidence heads.
     pub chain: Duration,
     /// Time in target passes.
@@ -36,17 +57,123 @@ pub struct Stats {
     pub round: Duration,
 }
 
-/// The engine's [`Stats`] behind a lock that is held for nanoseconds.
+/// Pages by use.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PageCounts {
+    /// What `max_kv_tokens` comes to.
+    pub total: usize,
+    /// Granted to running requests and kept prefixes.
+    pub used: usize,
+    /// Held by kept prefixes, until somebody needs them.
+    pub kept: usize,
+}
+
+/// Distributions of latencies, as a client sees them.
+#[derive(Debug)]
+pub(super) struct Latencies {
+    first_token: Histogram<u64>,
+    between_tokens: Histogram<u64>,
+}
+
+/// Longest latency that is told from longer ones, in microseconds: an hour.
+const LONGEST: u64 = 3_600_000_000;
+
+impl Default for Latencies {
+    fn default() -> Self {
+        // Two digits: 1 % is more than latencies repeat to, and takes 26 kB.
+        let histogram = || Histogram::new_with_bounds(1, LONGEST, 2).expect("constant bounds are valid");
+        Latencies { first_token: histogram(), between_tokens: histogram() }
+    }
+}
+
+impl Latencies {
+    /// Adds an update of `tokens` tokens, `at` after its request was submitted and behind `last`. A round's tokens come
+    /// together: each counts as an equal share of the gap.
+    pub(super) fn record(&mut self, at: Duration, tokens: usize, last: Option<&(Duration, usize)>) {
+        let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(LONGEST);
+        match last {
+            None => self.first_token.saturating_record(micros(at)),
+            Some((before, _)) => {
+                let share = micros(at.saturating_sub(*before)) / tokens as u64;
+                self.between_tokens.saturating_record_n(share, tokens as u64);
+            }
+        }
+    }
+}
+
+/// The middle and the tail of a distribution of latencies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Percentiles {
+    /// Half are at most this.
+    pub p50: Duration,
+    /// Nine of ten are.
+    pub p90: Duration,
+    /// 99 of 100 are.
+    pub p99: Duration,
+}
+
+impl Percentiles {
+    fn of(histogram: &Histogram<u64>) -> Option<Self> {
+        let at = |quantile| Duration::from_micros(histogram.value_at_quantile(quantile));
+        (!histogram.is_empty()).then(|| Percentiles { p50: at(0.5), p90: at(0.9), p99: at(0.99) })
+    }
+}
+
+/// What an engine publishes: [`Stats`] behind a lock that is held for nanoseconds, and latencies behind another one, held
+/// for the microseconds that a walk through their buckets takes.
 #[derive(Debug, Default)]
-pub struct StatsBoard(Mutex<Stats>);
+pub struct StatsBoard {
+    totals: Mutex<Stats>,
+    latencies: Mutex<Latencies>,
+}
 
 impl StatsBoard {
     /// A copy of the totals.
     pub fn read(&self) -> Stats {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+        lock(&self.totals).clone()
+    }
+
+    /// Time from submission to the first token, over all requests; `None` before there is one.
+    pub fn time_to_first_token(&self) -> Option<Percentiles> {
+        Percentiles::of(&lock(&self.latencies).first_token)
+    }
+
+    /// Time between tokens, over all tokens but the first of each request; `None` before there is one.
+    pub fn inter_token(&self) -> Option<Percentiles> {
+        Percentiles::of(&lock(&self.latencies).between_tokens)
     }
 
     pub(super) fn add(&self, change: impl FnOnce(&mut Stats)) {
-        change(&mut self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        change(&mut lock(&self.totals));
+    }
+
+    pub(super) fn latencies(&self) -> MutexGuard<'_, Latencies> {
+        lock(&self.latencies)
+    }
+}
+
+/// Numbers cannot be left half changed, so poison is ignored.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rounds_tokens_share_its_gap() {
+        let board = StatsBoard::default();
+        assert_eq!((board.time_to_first_token(), board.inter_token()), (None, None));
+        let at = Duration::from_millis;
+        board.latencies().record(at(100), 1, None);
+        board.latencies().record(at(140), 4, Some(&(at(100), 1)));
+        board.latencies().record(at(240), 1, Some(&(at(140), 4)));
+        let near = |found: Duration, expected: Duration| found.abs_diff(expected) <= expected / 100;
+        assert!(near(board.time_to_first_token().unwrap().p99, at(100)));
+        let between = board.inter_token().unwrap();
+        assert!(near(between.p50, at(10)) && near(between.p99, at(100)), "{between:?}");
+        board.latencies().record(Duration::from_secs(1_000_000), 1, None);
+        assert!(near(board.time_to_first_token().unwrap().p99, Duration::from_secs(3600)));
     }
 }

@@ -23,7 +23,7 @@ const LOWEST: f32 = -87.0;
 /// The usual reduction s = n ln 2 + r with |r| <= ln 2 / 2, and the polynomial of Cephes' `expf` for exp(r),
 /// summed in pairs to shorten the chain of dependent steps.
 #[inline(always)]
-fn exp(s: f32) -> f32 {
+pub(crate) fn exp(s: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to an integer; with the exponent's bias on top, the low bits of the
     // sum are the exponent field of 2^n.
     const ROUND: f32 = 12_582_912.0 + 127.0;

@@ -206,7 +206,7 @@ pub fn draft_chain(
     check_heads(&heads.view(), base.rows(), hidden.as_ref().map(Tensor::rows))?;
     let chain = py.detach(|| {
         let settings =
-            ChainSettings { limit: limit.unwrap_or(base.len()), threshold, candidates, temperatures: None };
+            ChainSettings { limit: limit.unwrap_or(base.len()), threshold, candidates, ..Default::default() };
         chain::draft(
             anchor,
             base.rows(),

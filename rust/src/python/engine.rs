@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::engine::{Detokenizer, Engine, EngineConfig, Queue, Request, StatsBoard, StopText};
+use crate::engine::{
+    Detokenizer, Engine, EngineConfig, PAGE_SIZE, Percentiles, Queue, Request, StatsBoard, StopText,
+};
 use crate::noise::Noise;
-use crate::python::errors::{CapacityError, ConfigError, RequestError, log, to_py};
+use crate::python::errors::{ConfigError, RequestError, log, to_py};
 use crate::python::params::{parse_policy, parse_rule, sampling_params};
 use crate::python::runner::PyRunner;
 use crate::python::schedule::{PyCalibration, PyCostTable};
 use crate::python::ticket::{Delivery, Mailbox, Ticket};
+use crate::schedule::{CostTable, Policy};
 use crate::stop::{StopIds, StopStrings};
 
 /// Requests, rounds and their account over a `runner` (see `dspark.serve.runner`) and the draft's `heads` as tensors.
@@ -32,7 +35,7 @@ pub struct PyEngine {
 impl PyEngine {
     #[new]
     #[pyo3(signature = (runner, heads, *, rule, policy, gamma, block_size, max_batch_size, max_kv_tokens, prefill_chunk_size = 512,
-                        confidence_threshold = None, cost_table = None, markov_candidates = None, calibration = None))]
+                        max_queue_size = 1024, confidence_threshold = None, cost_table = None, markov_candidates = None, calibrations = vec![]))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one Python constructor")]
     fn new(
         runner: Py<PyAny>,
@@ -44,22 +47,33 @@ impl PyEngine {
         max_batch_size: usize,
         max_kv_tokens: usize,
         prefill_chunk_size: usize,
+        max_queue_size: usize,
         confidence_threshold: Option<f64>,
         cost_table: Option<PyRef<'_, PyCostTable>>,
         markov_candidates: Option<usize>,
-        calibration: Option<PyRef<'_, PyCalibration>>,
+        calibrations: Vec<(Option<f64>, PyRef<'_, PyCalibration>)>,
     ) -> PyResult<Self> {
         if block_size > gamma {
             return Err(ConfigError::new_err(format!(
                 "block_size = {block_size} is more than the draft's {gamma}"
             )));
         }
-        let temperatures = calibration.map(|calibration| calibration.0.temperatures().to_vec());
-        if let Some(temperatures) = temperatures.as_ref().filter(|temperatures| temperatures.len() != gamma) {
-            return Err(ConfigError::new_err(format!(
-                "the calibration has {} temperatures, the draft's block {gamma} positions",
-                temperatures.len()
-            )));
+        if max_queue_size == 0 {
+            return Err(ConfigError::new_err("max_queue_size = 0 lets no request in: it must be at least 1"));
+        }
+        let calibrations: Vec<_> = calibrations.iter().map(|(at, fitted)| (*at, fitted.0.clone())).collect();
+        for (at, calibration) in &calibrations {
+            let found = calibration.temperatures().len();
+            if found != gamma {
+                return Err(ConfigError::new_err(format!(
+                    "the calibration has {found} temperatures, the draft's block {gamma} positions"
+                )));
+            }
+            if at.is_some_and(|at| !(at.is_finite() && at >= 0.0)) {
+                return Err(ConfigError::new_err(format!(
+                    "a calibration is for a sampling temperature of at least 0, or for all (None), not {at:?}"
+                )));
+            }
         }
         let config = EngineConfig {
             rule: parse_rule(rule)?,
@@ -67,19 +81,15 @@ impl PyEngine {
             gamma,
             block_size,
             markov_candidates,
-            temperatures,
+            calibrations,
             max_batch_size,
             max_kv_tokens,
             prefill_chunk_size: prefill_chunk_size.max(1),
+            max_queue_size,
         };
         let runner = Mutex::new(Some(PyRunner::new(runner, heads)?));
-        Ok(PyEngine {
-            config,
-            runner,
-            queue: Arc::default(),
-            stats: Arc::default(),
-            next_id: AtomicU64::new(1),
-        })
+        let queue = Arc::new(Queue::new(&config));
+        Ok(PyEngine { config, runner, queue, stats: Arc::default(), next_id: AtomicU64::new(1) })
     }
 
     /// Serves until `close`, on the thread that calls it; once.
@@ -133,10 +143,9 @@ impl PyEngine {
                 .and_then(|timeout| submitted.checked_add(timeout)),
             submitted,
             cancelled: cancelled.clone(),
-            sink: Box::new(Delivery { mailbox: mailbox.clone(), streams }),
+            sink: Box::new(Delivery { mailbox: mailbox.clone(), streams, cancelled: cancelled.clone() }),
         };
-        self.config.check(&request).map_err(|failure| to_py(&failure))?;
-        self.queue.submit(request).map_err(|_| CapacityError::new_err("the decoder is closed"))?;
+        self.queue.submit(request).map_err(|failure| to_py(&failure))?;
         Ok(Ticket { mailbox, cancelled, queue: self.queue.clone() })
     }
 
@@ -145,13 +154,41 @@ impl PyEngine {
         self.queue.close();
     }
 
-    /// Totals since the start; times in seconds.
+    /// Goes on with another policy from the next round on: for measuring policies on one engine. Without a cost table
+    /// "throughput" takes up the one it had. Raises `ConfigError` as the constructor does.
+    #[pyo3(signature = (policy, *, confidence_threshold = None, cost_table = None))]
+    fn set_policy(
+        &self,
+        policy: &str,
+        confidence_threshold: Option<f64>,
+        cost_table: Option<PyRef<'_, PyCostTable>>,
+    ) -> PyResult<()> {
+        let table = cost_table.map(|table| table.0.clone()).or_else(|| self.live_table());
+        self.queue.set_policy(parse_policy(policy, confidence_threshold, table)?);
+        Ok(())
+    }
+
+    /// What rounds cost as of now: the table given at the start, kept true by the rounds since; `None` if there never
+    /// was one.
+    fn cost_table(&self) -> Option<PyCostTable> {
+        self.live_table().map(PyCostTable)
+    }
+
+    /// Totals since the start; times in seconds, latencies as percentiles or `None` before there is one. Cheap: some
+    /// microseconds, of which the engine waits for a few at most.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.stats.read();
         let dict = PyDict::new(py);
-        dict.set_item("queued", self.queue.len())?;
+        // By difference, so that a request on its way from the queue to its place is never missing: who drains the
+        // engine looks for nothing queued and nothing running.
+        let unfinished = self.queue.accepted().saturating_sub(stats.finished);
+        dict.set_item("queued", unfinished.saturating_sub(stats.running as u64))?;
         dict.set_item("running", stats.running)?;
+        dict.set_item("prefilling", stats.prefilling)?;
         for (name, count) in [
+            ("refused", self.queue.refused()),
+            ("preemptions", stats.preemptions),
+            ("reused_tokens", stats.reused_tokens),
             ("finished", stats.finished),
             ("tokens", stats.tokens),
             ("rounds", stats.rounds),
@@ -159,12 +196,15 @@ impl PyEngine {
             ("verified", stats.verified),
             ("accepted", stats.accepted),
             ("passes", stats.passes),
+            ("skipped_slower", stats.skipped.slower),
+            ("skipped_failing", stats.skipped.failing),
         ] {
             dict.set_item(name, count)?;
         }
         for (name, spent) in [
             ("prefill_s", stats.prefill),
             ("draft_s", stats.draft),
+            ("feed_s", stats.feed),
             ("chain_s", stats.chain),
             ("verify_s", stats.verify),
             ("accept_s", stats.accept),
@@ -172,8 +212,38 @@ impl PyEngine {
         ] {
             dict.set_item(name, spent.as_secs_f64())?;
         }
+        let pages = PyDict::new(py);
+        // The first round has not counted yet what there is.
+        let total = self.config.max_kv_tokens / PAGE_SIZE;
+        for (name, count) in [("total", total), ("used", stats.pages.used), ("kept", stats.pages.kept)] {
+            pages.set_item(name, count)?;
+        }
+        dict.set_item("pages", pages)?;
+        dict.set_item("time_to_first_token_s", percentiles(py, self.stats.time_to_first_token())?)?;
+        dict.set_item("inter_token_s", percentiles(py, self.stats.inter_token())?)?;
+        dict.set_item("acceptance_by_position", stats.acceptance_by_position)?;
+        dict.set_item("verify_budget", stats.verified as f64 / stats.rounds.max(1) as f64)?;
         Ok(dict)
     }
+}
+
+impl PyEngine {
+    /// The table as of now, or the one to start from before the first round.
+    fn live_table(&self) -> Option<CostTable> {
+        self.stats.read().cost_table.or_else(|| match &self.config.policy {
+            Policy::Throughput { cost, .. } => Some(cost.clone()),
+            Policy::Fixed | Policy::Threshold(_) => None,
+        })
+    }
+}
+
+/// `{"p50", "p90", "p99"}` in seconds, each `None` while there is nothing to tell.
+fn percentiles(py: Python<'_>, found: Option<Percentiles>) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("p50", found.map(|found| found.p50.as_secs_f64()))?;
+    dict.set_item("p90", found.map(|found| found.p90.as_secs_f64()))?;
+    dict.set_item("p99", found.map(|found| found.p99.as_secs_f64()))?;
+    Ok(dict)
 }
 
 /// What sees the request's stop strings, if it has any.

@@ -10,6 +10,7 @@ import_exception!(dspark.errors, CapacityError);
 import_exception!(dspark.errors, ConfigError);
 import_exception!(dspark.errors, DSparkError);
 import_exception!(dspark.errors, NumericsError);
+import_exception!(dspark.errors, QueueFullError);
 import_exception!(dspark.errors, RequestError);
 
 /// The exception that says `failure`.
@@ -17,6 +18,7 @@ pub fn to_py(failure: &Failure) -> PyErr {
     match failure {
         Failure::Numerics(message) => NumericsError::new_err(message.clone()),
         Failure::Capacity(message) => CapacityError::new_err(message.clone()),
+        Failure::QueueFull(message) => QueueFullError::new_err(message.clone()),
         Failure::Runner(message) => DSparkError::new_err(message.clone()),
     }
 }

@@ -1,8 +1,10 @@
 //! `dspark._core`: the decisions, for Python.
 
+mod attention;
 mod decide;
 mod engine;
 mod errors;
+mod openmp;
 mod params;
 mod product;
 mod runner;
@@ -15,6 +17,8 @@ use pyo3::prelude::*;
 /// The compiled part of dspark.
 #[pymodule]
 mod _core {
+    #[pymodule_export]
+    use super::attention::PyAttention;
     #[pymodule_export]
     use super::decide::{PyNoise, PyUniforms};
     #[pymodule_export]

@@ -1,7 +1,5 @@
 //! Options and sampling parameters as Python gives them.
 
-use std::num::NonZeroUsize;
-
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -32,7 +30,7 @@ pub fn parse_policy(name: &str, threshold: Option<f64>, cost: Option<CostTable>)
         ("threshold", found, _) => Err(ConfigError::new_err(format!(
             "policy \"threshold\" needs a confidence_threshold between 0 and 1, found {found:?}"
         ))),
-        ("throughput", _, Some(cost)) => Ok(Policy::Throughput { cost, lag: NonZeroUsize::new(1) }),
+        ("throughput", _, Some(cost)) => Ok(Policy::Throughput { cost, lag: None }),
         ("throughput", _, None) => Err(ConfigError::new_err(
             "policy \"throughput\" needs a cost table (cost_table=CostTable([(tokens, seconds), ...]))",
         )),

@@ -13,12 +13,14 @@ use crate::python::tensors::Tensor;
 pub struct PyRunner {
     object: Py<PyAny>,
     heads: HeadTensors,
+    forks_at_parts: bool,
 }
 
 impl PyRunner {
     /// Wraps `object`; `heads` is the dictionary that `dspark.draft` makes of a draft's heads.
     pub fn new(object: Py<PyAny>, heads: &Bound<'_, PyDict>) -> PyResult<Self> {
-        Ok(PyRunner { object, heads: HeadTensors::from_py(heads)? })
+        let forks_at_parts = object.bind(heads.py()).getattr("forks_at_parts")?.extract()?;
+        Ok(PyRunner { object, heads: HeadTensors::from_py(heads)?, forks_at_parts })
     }
 
     /// Calls a method and reads its answer. An exception is logged with its traceback and fails the pass.
@@ -31,7 +33,7 @@ impl PyRunner {
         Python::attach(|py| {
             self.object.bind(py).call_method1(method, args).and_then(|answer| read(&answer)).map_err(
                 |error| {
-                    let message = format!("{method} pass failed: {error}");
+                    let message = format!("{method} failed: {error}");
                     log(py, &message, error);
                     RunnerError(message)
                 },
@@ -67,6 +69,25 @@ impl ModelRunner for PyRunner {
     fn commit(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError> {
         let (ids, kept): (Vec<_>, Vec<_>) = items.iter().copied().unzip();
         self.call("commit", (ids, kept), |_| Ok(()))
+    }
+
+    fn reserve(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError> {
+        let (ids, positions): (Vec<_>, Vec<_>) = items.iter().copied().unzip();
+        self.call("reserve", (ids, positions), |_| Ok(()))
+    }
+
+    fn fork(
+        &mut self,
+        new: RequestId,
+        source: RequestId,
+        length: usize,
+        drafts: bool,
+    ) -> Result<usize, RunnerError> {
+        self.call("fork", (new, source, length, drafts), |taken| taken.extract())
+    }
+
+    fn forks_at_parts(&self) -> bool {
+        self.forks_at_parts
     }
 
     fn release(&mut self, ids: &[RequestId]) {

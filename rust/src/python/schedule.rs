@@ -12,21 +12,50 @@ fn refused(error: impl std::fmt::Display) -> PyErr {
     ConfigError::new_err(error.to_string())
 }
 
-/// Seconds of a target pass by the number of tokens in it.
+/// Seconds of a round by what it does.
 ///
-/// `points` are measured `(tokens, seconds)`; noise is smoothed so that more tokens never cost less.
-/// `round_seconds` is what a round costs beside the pass (drafting, say), `request_seconds` what each request
-/// adds to it. Raises `ConfigError` for an empty table, a repeated width, or a time that is not above 0.
+/// `points` are measured target passes, `(tokens, seconds)`; noise is smoothed so that more tokens never cost less.
+/// `draft` are draft passes, `(drafting requests, seconds)`, smoothed alike; without points drafting counts as free.
+/// `round_seconds` is what a round costs beside the passes, `request_seconds` what each request adds to a target pass.
+/// Raises `ConfigError` for an empty table, a repeated width, or a time that is not above 0.
 #[pyclass(frozen, name = "CostTable", module = "dspark._core")]
 pub struct PyCostTable(pub(super) CostTable);
 
 #[pymethods]
 impl PyCostTable {
     #[new]
-    #[pyo3(signature = (points, *, round_seconds = 0.0, request_seconds = 0.0))]
-    fn new(points: Vec<(usize, f64)>, round_seconds: f64, request_seconds: f64) -> PyResult<Self> {
-        let table = CostTable::new(&points).and_then(|table| table.with_round_seconds(round_seconds));
-        table.and_then(|table| table.with_request_seconds(request_seconds)).map(PyCostTable).map_err(refused)
+    #[pyo3(signature = (points, *, round_seconds = 0.0, request_seconds = 0.0, draft = vec![]))]
+    fn new(
+        points: Vec<(usize, f64)>,
+        round_seconds: f64,
+        request_seconds: f64,
+        draft: Vec<(usize, f64)>,
+    ) -> PyResult<Self> {
+        CostTable::new(&points)
+            .and_then(|table| table.with_request_seconds(request_seconds)?.with_round_seconds(round_seconds))
+            .and_then(|table| table.with_draft(&draft))
+            .map(PyCostTable)
+            .map_err(refused)
+    }
+
+    /// A table from timed target passes `(tokens, requests, seconds)`: f(tokens) + a * requests by least squares of
+    /// the relative errors, f never falling, a at least 0. `draft` as in the constructor; `token_seconds` is the
+    /// chain's time for each drafted token, `feed_seconds` the context's for each committed one, `round_seconds` the
+    /// rest of a round.
+    #[staticmethod]
+    #[pyo3(signature = (passes, *, draft = vec![], token_seconds = 0.0, feed_seconds = 0.0, round_seconds = 0.0))]
+    fn fit(
+        passes: Vec<(usize, usize, f64)>,
+        draft: Vec<(usize, f64)>,
+        token_seconds: f64,
+        feed_seconds: f64,
+        round_seconds: f64,
+    ) -> PyResult<Self> {
+        CostTable::fit(&passes)
+            .and_then(|table| table.with_draft(&draft)?.with_token_seconds(token_seconds))
+            .and_then(|table| table.with_feed_seconds(feed_seconds)?.with_round_seconds(round_seconds))
+            .map(PyCostTable)
+            .map_err(refused)
     }
 
     /// The smoothed points.
@@ -35,9 +64,40 @@ impl PyCostTable {
         self.0.points().collect()
     }
 
-    /// Seconds of a pass over `tokens` tokens.
-    fn seconds(&self, tokens: usize) -> f64 {
-        self.0.pass_seconds(tokens)
+    /// The smoothed draft passes.
+    #[getter]
+    fn draft(&self) -> Vec<(usize, f64)> {
+        self.0.draft_points().collect()
+    }
+
+    /// What each request adds to a target pass.
+    #[getter]
+    fn request_seconds(&self) -> f64 {
+        self.0.request_seconds()
+    }
+
+    /// The chain's time for each drafted token.
+    #[getter]
+    fn token_seconds(&self) -> f64 {
+        self.0.token_seconds()
+    }
+
+    /// The context's time for each committed token.
+    #[getter]
+    fn feed_seconds(&self) -> f64 {
+        self.0.feed_seconds()
+    }
+
+    /// What every round costs however little it does.
+    #[getter]
+    fn round_seconds(&self) -> f64 {
+        self.0.fixed_seconds()
+    }
+
+    /// Seconds of a pass over `tokens` tokens of `requests` requests.
+    #[pyo3(signature = (tokens, requests = 0))]
+    fn seconds(&self, tokens: usize, requests: usize) -> f64 {
+        self.0.pass_seconds(tokens) + self.0.request_seconds() * requests as f64
     }
 
     /// SPS(B) of the paper (section 3.2.2): passes per second.

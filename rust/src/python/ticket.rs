@@ -37,6 +37,8 @@ pub(super) struct Delivery {
     pub(super) mailbox: Arc<Mailbox>,
     /// Without it only the end of the request wakes the client.
     pub(super) streams: bool,
+    /// The request's own.
+    pub(super) cancelled: Arc<AtomicBool>,
 }
 
 impl Sink for Delivery {
@@ -54,10 +56,11 @@ impl Sink for Delivery {
         }
         self.mailbox.arrived.notify_all();
         if let Some(notify) = &self.mailbox.notify {
-            Python::attach(|py| {
-                // The loop may be closed already: then nobody is left to wake.
-                let _ = notify.call0(py);
-            });
+            let woken = Python::attach(|py| notify.call0(py).is_ok());
+            if !woken {
+                // The event loop is closed: nobody is left to wake, and the rest is for nobody.
+                self.cancelled.store(true, Ordering::Relaxed);
+            }
         }
     }
 }
@@ -167,5 +170,11 @@ fn finish_to_dict(py: Python<'_>, finish: Finish) -> PyResult<Py<PyDict>> {
     let updates: Vec<_> = timing.updates.into_iter().map(|(at, tokens)| (at.as_secs_f64(), tokens)).collect();
     dict.set_item("updates", updates)?;
     dict.set_item("bad_draft_rows", finish.bad_draft_rows)?;
+    dict.set_item("reused", finish.reused)?;
+    dict.set_item("preemptions", finish.preemptions)?;
+    let skipped = PyDict::new(py);
+    skipped.set_item("slower", finish.skipped.slower)?;
+    skipped.set_item("failing", finish.skipped.failing)?;
+    dict.set_item("skipped", skipped)?;
     Ok(dict.unbind())
 }

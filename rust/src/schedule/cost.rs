@@ -1,6 +1,8 @@
-//! What a target pass costs: measured once, smoothed, and read by the throughput plan.
+//! What a round costs: measured, smoothed, and read by the throughput policy.
 
 use thiserror::Error;
+
+use super::curve::{Curve, Point};
 
 /// Why a list of measurements is not a cost table.
 #[derive(Debug, Error, Clone, PartialEq)]
@@ -8,7 +10,7 @@ pub enum CostError {
     /// There is nothing to extend.
     #[error("a cost table needs at least one measured point, found none")]
     Empty,
-    /// A pass over no tokens costs nothing and says nothing.
+    /// A pass over no tokens (or a draft pass of no requests) costs nothing and says nothing.
     #[error("a cost table counts tokens from 1, found a point at 0 tokens")]
     NoTokens,
     /// NaN, infinite, zero or negative time.
@@ -33,6 +35,14 @@ pub enum CostError {
         /// Tokens in the pass.
         tokens: usize,
     },
+    /// Every request of a pass has at least its anchor there.
+    #[error("a target pass of {requests} requests has at least {requests} tokens, found {tokens}")]
+    Requests {
+        /// Tokens in the pass.
+        tokens: usize,
+        /// Requests in the pass.
+        requests: usize,
+    },
     /// NaN, infinite or negative extra cost.
     #[error("{name} must be a finite time of at least 0 seconds, found {seconds}")]
     Extra {
@@ -54,20 +64,28 @@ pub struct CostPoint {
     pub weight: f64,
 }
 
-/// Seconds per round as a function of the tokens in the target pass (the paper's SPS curve, section
-/// 3.2.2, turned over).
+/// Seconds of a round by what it does (the paper's SPS curve, section 3.2.2, turned over, and what surrounds the
+/// target pass):
 ///
-/// The curve never falls: a wider pass that was measured faster is noise (or a kernel that should have
-/// been used for the narrow one), and is pooled with its neighbours. Between points it is linear, below
-/// the first constant. Beyond the last it goes on with the mean slope of the whole table, because the
-/// last two points alone may be a step or a plateau of the kernel; one point extends as a constant.
+/// | part | seconds |
+/// |---|---|
+/// | target pass | f(tokens) + a * requests; f never falls |
+/// | draft pass | g(drafting requests); g never falls, 0 where nobody drafts |
+/// | Markov chain | a constant per drafted token |
+/// | context feed | a constant per committed token, with and without a draft |
+/// | the rest | a constant |
+///
+/// A wider pass that was measured faster is noise (or a kernel that should have been used for the narrow one), and
+/// is pooled with its neighbours. Between points the curves are linear, below the first constant; beyond the last
+/// they go on with their mean slope.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostTable {
-    tokens: Vec<f64>,
-    seconds: Vec<f64>,
-    slope_beyond: f64,
-    round_seconds: f64,
-    request_seconds: f64,
+    pub(super) pass: Curve,
+    pub(super) draft: Option<Curve>,
+    pub(super) request_seconds: f64,
+    pub(super) token_seconds: f64,
+    pub(super) feed_seconds: f64,
+    pub(super) round_seconds: f64,
 }
 
 impl CostTable {
@@ -87,68 +105,120 @@ impl CostTable {
     /// # Errors
     /// As [`CostTable::new`], and for a weight that is not a finite number above 0.
     pub fn weighted(points: &[CostPoint]) -> Result<Self, CostError> {
-        let mut points = points.to_vec();
-        points.sort_by_key(|p| p.tokens);
-        check(&points)?;
-        let seconds = pool_adjacent_violators(&points);
-        let tokens: Vec<f64> = points.iter().map(|p| p.tokens as f64).collect();
-        let last = tokens.len() - 1;
-        let slope_beyond = match last {
-            0 => 0.0,
-            _ => (seconds[last] - seconds[0]) / (tokens[last] - tokens[0]),
-        };
-        Ok(Self { tokens, seconds, slope_beyond, round_seconds: 0.0, request_seconds: 0.0 })
+        Ok(Self::of(curve(points)?))
     }
 
-    /// Adds what every round costs however little is verified: the draft pass and the loop itself.
+    /// A table of a pass and nothing else.
+    pub(super) fn of(pass: Curve) -> Self {
+        Self {
+            pass,
+            draft: None,
+            request_seconds: 0.0,
+            token_seconds: 0.0,
+            feed_seconds: 0.0,
+            round_seconds: 0.0,
+        }
+    }
+
+    /// Adds what every round costs however little is verified: the loop itself.
     ///
     /// # Errors
-    /// [`CostError::Extra`] unless it is finite and at least 0.
+    /// [`CostError::Extra`] unless it is finite and at least 0; so do the other parts.
     pub fn with_round_seconds(mut self, seconds: f64) -> Result<Self, CostError> {
         self.round_seconds = extra("the cost of a round", seconds)?;
         Ok(self)
     }
 
-    /// Adds what every request of a round costs: its share of the draft pass and of the decisions.
-    ///
-    /// # Errors
-    /// [`CostError::Extra`] unless it is finite and at least 0.
+    /// Adds what every request of a target pass costs beside its tokens: its attention, its share of the decisions.
     pub fn with_request_seconds(mut self, seconds: f64) -> Result<Self, CostError> {
         self.request_seconds = extra("the cost of a request", seconds)?;
         Ok(self)
     }
 
-    /// The smoothed points, as (tokens, seconds).
+    /// Adds draft passes, as (drafting requests, seconds) in any order. Without points drafting counts as free.
+    ///
+    /// # Errors
+    /// As [`CostTable::new`], but no points are none.
+    pub fn with_draft(mut self, points: &[(usize, f64)]) -> Result<Self, CostError> {
+        let points: Vec<CostPoint> =
+            points.iter().map(|&(tokens, seconds)| CostPoint { tokens, seconds, weight: 1.0 }).collect();
+        self.draft = if points.is_empty() { None } else { Some(curve(&points)?) };
+        Ok(self)
+    }
+
+    /// Adds what the chain takes for each drafted token.
+    pub fn with_token_seconds(mut self, seconds: f64) -> Result<Self, CostError> {
+        self.token_seconds = extra("the cost of a drafted token", seconds)?;
+        Ok(self)
+    }
+
+    /// Adds what the draft's context takes for each committed token.
+    pub fn with_feed_seconds(mut self, seconds: f64) -> Result<Self, CostError> {
+        self.feed_seconds = extra("the cost of a committed token", seconds)?;
+        Ok(self)
+    }
+
+    /// The smoothed points of f, as (tokens, seconds).
     pub fn points(&self) -> impl Iterator<Item = (usize, f64)> + '_ {
-        self.tokens.iter().zip(&self.seconds).map(|(&t, &s)| (t as usize, s))
+        self.pass.points().map(|(t, s)| (t as usize, s))
     }
 
-    /// Seconds of one target pass over `tokens` tokens.
+    /// The smoothed points of g, as (drafting requests, seconds).
+    pub fn draft_points(&self) -> impl Iterator<Item = (usize, f64)> + '_ {
+        self.draft.iter().flat_map(Curve::points).map(|(r, s)| (r as usize, s))
+    }
+
+    /// a: what each request adds to a target pass.
+    pub fn request_seconds(&self) -> f64 {
+        self.request_seconds
+    }
+
+    /// Seconds of the chain for each drafted token.
+    pub fn token_seconds(&self) -> f64 {
+        self.token_seconds
+    }
+
+    /// Seconds of the context feed for each committed token.
+    pub fn feed_seconds(&self) -> f64 {
+        self.feed_seconds
+    }
+
+    /// What every round costs however little it does.
+    pub fn fixed_seconds(&self) -> f64 {
+        self.round_seconds
+    }
+
+    /// f: seconds of one target pass over `tokens` tokens, requests apart.
     pub fn pass_seconds(&self, tokens: usize) -> f64 {
-        let x = tokens as f64;
-        let last = self.tokens.len() - 1;
-        if x <= self.tokens[0] {
-            return self.seconds[0];
-        }
-        if x >= self.tokens[last] {
-            return self.seconds[last] + self.slope_beyond * (x - self.tokens[last]);
-        }
-        let right = self.tokens.partition_point(|&t| t < x);
-        let (x0, x1) = (self.tokens[right - 1], self.tokens[right]);
-        let (y0, y1) = (self.seconds[right - 1], self.seconds[right]);
-        // Clamped: the rounding of a long segment must not make the curve fall.
-        (y0 + (y1 - y0) * ((x - x0) / (x1 - x0))).clamp(y0, y1)
+        self.pass.at(tokens as f64)
     }
 
-    /// Seconds of a whole round of `requests` requests whose target pass holds `tokens` tokens.
+    /// Seconds of a round that drafts nothing and whose target pass holds `tokens` tokens of `requests` requests;
+    /// the context feed apart, which is paid for each committed token whatever the plan.
     pub fn round_seconds(&self, tokens: usize, requests: usize) -> f64 {
         self.pass_seconds(tokens) + self.round_seconds + self.request_seconds * requests as f64
+    }
+
+    /// What drafting `tokens` tokens for `requests` requests adds to a round.
+    pub fn draft_seconds(&self, requests: usize, tokens: usize) -> f64 {
+        let pass =
+            self.draft.as_ref().filter(|_| requests > 0).map_or(0.0, |draft| draft.at(requests as f64));
+        pass + self.token_seconds * tokens as f64
     }
 
     /// The paper's SPS(B): target passes per second at `tokens` tokens.
     pub fn steps_per_second(&self, tokens: usize) -> f64 {
         self.pass_seconds(tokens).recip()
     }
+}
+
+/// The curve through points in any order, or why they are none.
+pub(super) fn curve(points: &[CostPoint]) -> Result<Curve, CostError> {
+    let mut points = points.to_vec();
+    points.sort_by_key(|p| p.tokens);
+    check(&points)?;
+    let point = |p: &CostPoint| Point { x: p.tokens as f64, y: p.seconds, weight: p.weight };
+    Ok(Curve::through(&points.iter().map(point).collect::<Vec<_>>()))
 }
 
 fn check(sorted: &[CostPoint]) -> Result<(), CostError> {
@@ -172,33 +242,11 @@ fn check(sorted: &[CostPoint]) -> Result<(), CostError> {
     }
 }
 
-fn extra(name: &'static str, seconds: f64) -> Result<f64, CostError> {
+pub(super) fn extra(name: &'static str, seconds: f64) -> Result<f64, CostError> {
     match seconds.is_finite() && seconds >= 0.0 {
         true => Ok(seconds),
         false => Err(CostError::Extra { name, seconds }),
     }
-}
-
-/// The non-decreasing sequence nearest to the measured one in weighted squares (isotonic regression):
-/// whenever a block is not above the one before it, the two become their mean.
-fn pool_adjacent_violators(sorted: &[CostPoint]) -> Vec<f64> {
-    struct Block {
-        seconds: f64,
-        weight: f64,
-        points: usize,
-    }
-    let mut blocks: Vec<Block> = Vec::with_capacity(sorted.len());
-    for point in sorted {
-        let mut block = Block { seconds: point.seconds, weight: point.weight, points: 1 };
-        while let Some(before) = blocks.pop_if(|before| before.seconds >= block.seconds) {
-            let weight = before.weight + block.weight;
-            block.seconds = (before.seconds * before.weight + block.seconds * block.weight) / weight;
-            block.weight = weight;
-            block.points += before.points;
-        }
-        blocks.push(block);
-    }
-    blocks.iter().flat_map(|b| std::iter::repeat_n(b.seconds, b.points)).collect()
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 //! | function | walks until | sound |
 //! |---|---|---|
 //! | [`causal`] | the expected throughput stops rising (Algorithm 1) | always |
+//! | [`patient`] | the same, but walks on through a step that past rounds say is worth it | always |
 //! | [`DelayedSearch::plan`] | a budget found by global search over an earlier round (section 5.2) | always |
 //! | [`global`] | the best point of the whole list | with a [`Foresight`] only |
 
@@ -67,6 +68,10 @@ pub fn fixed(drafts: &[Draft], width: usize) -> Vec<usize> {
 #[derive(Debug, Clone)]
 pub struct Survivals {
     requests: usize,
+    /// Requests that drafted.
+    drafting: usize,
+    /// What the round has cost already.
+    paid: f64,
     order: Vec<Candidate>,
 }
 
@@ -104,7 +109,15 @@ impl Survivals {
         order.sort_unstable_by(|a, b| {
             b.survival.total_cmp(&a.survival).then(a.slot.cmp(&b.slot)).then(a.request.cmp(&b.request))
         });
-        Ok(Self { requests: drafts.len(), order })
+        let drafting = drafts.iter().filter(|draft| draft.drafted > 0).count();
+        Ok(Self { requests: drafts.len(), drafting, paid: 0.0, order })
+    }
+
+    /// The same in a round that has cost `seconds` before its target pass: a round that was dear to draft verifies
+    /// more, because stopping early saves less of it.
+    pub fn paid(mut self, seconds: f64) -> Self {
+        self.paid = seconds;
+        self
     }
 
     /// Lengths of the plan that admits the first `tokens` of the list.
@@ -122,26 +135,31 @@ impl Survivals {
 /// "More throughput" is decided on the increments, g / dt > tau / t, which is the same as comparing
 /// (tau + g) / (t + dt) with tau / t, but does not lose a small gain beside a large tau: on a flat table every
 /// token that can survive is verified.
-struct Walk<'a> {
-    cost: &'a CostTable,
+struct Walk<F> {
+    pass: F,
+    /// What the round costs beside its tokens.
+    fixed: f64,
     requests: usize,
     tokens_per_step: f64,
     expected: f64,
     seconds: f64,
 }
 
-impl<'a> Walk<'a> {
-    /// Starts at the plan that verifies nothing: one token for each request.
-    fn new(cost: &'a CostTable, requests: usize, tokens_per_step: f64) -> Self {
-        let seconds = cost.round_seconds(requests, requests);
-        Self { cost, requests, tokens_per_step, expected: requests as f64, seconds }
-    }
+/// Starts at the plan that verifies nothing: one token for each request.
+fn walk(cost: &CostTable, current: &Survivals, tokens_per_step: f64) -> Walk<impl FnMut(f64) -> f64> {
+    let requests = current.requests;
+    let mut pass = cost.pass.walk();
+    let fixed = cost.round_seconds + cost.request_seconds * requests as f64 + current.paid;
+    let seconds = pass(requests as f64) + fixed;
+    Walk { pass, fixed, requests, tokens_per_step, expected: requests as f64, seconds }
+}
 
+impl<F: FnMut(f64) -> f64> Walk<F> {
     /// Whether the plan of the first `steps` tokens, which expects `gain` more than the best so far,
     /// has a higher throughput; if so it becomes the best.
     fn improves(&mut self, steps: usize, gain: f64) -> bool {
         let tokens = self.requests + (steps as f64 * self.tokens_per_step).round() as usize;
-        let seconds = self.cost.round_seconds(tokens, self.requests);
+        let seconds = (self.pass)(tokens as f64) + self.fixed;
         let better = gain * self.seconds > self.expected * (seconds - self.seconds);
         if better {
             self.expected += gain;
@@ -155,8 +173,40 @@ impl<'a> Walk<'a> {
 /// that does not. Whether a token is admitted depends on tokens before it in the list only, so this is
 /// sound under every rule; it finds the best plan where the throughput has one peak.
 pub fn causal(current: &Survivals, cost: &CostTable) -> Vec<usize> {
-    let mut walk = Walk::new(cost, current.requests, 1.0);
+    let mut walk = walk(cost, current, 1.0);
     let admitted = (1..).zip(&current.order).take_while(|&(k, c)| walk.improves(k, c.survival)).count();
+    current.admit(admitted)
+}
+
+/// [`causal`] with the patience to walk through a step of the cost table.
+///
+/// `horizon[k]` is the gain that past rounds let expect of the first k tokens of the list, to the end of the plan that
+/// they made ([`super::Choice`]). Where a token brings no throughput, the walk goes on if the rest of that plan would,
+/// its gain scaled as the token's survival is to the expected one. What was passed in this hope stays admitted,
+/// whether or not it comes true: taking it back would be looking ahead. Whether a token is admitted still depends on
+/// past rounds and on tokens before it in the list only.
+pub fn patient(current: &Survivals, cost: &CostTable, horizon: &[f64]) -> Vec<usize> {
+    let end = horizon.len().saturating_sub(1);
+    let mut walk = walk(cost, current, 1.0);
+    let seconds_at_end = cost.pass.at((current.requests + end) as f64) + walk.fixed;
+    let (mut admitted, mut gain) = (0, 0.0);
+    for (k, candidate) in (1..).zip(&current.order) {
+        gain += candidate.survival;
+        if walk.improves(k, gain) {
+            gain = 0.0;
+        } else {
+            if k >= end {
+                break;
+            }
+            let expected = (horizon[k] - horizon[k - 1]).max(f64::MIN_POSITIVE);
+            let rest = (horizon[end] - horizon[k]) * (candidate.survival / expected);
+            let rest = rest.min(candidate.survival * (end - k) as f64);
+            if (gain + rest) * walk.seconds <= walk.expected * (seconds_at_end - walk.seconds) {
+                break;
+            }
+        }
+        admitted = k;
+    }
     current.admit(admitted)
 }
 
@@ -179,12 +229,12 @@ impl Foresight {
 /// steps of the cost table, and looks ahead at confidences of tokens that depend on the ones it drops.
 pub fn global(current: &Survivals, cost: &CostTable, _proof: Foresight) -> Vec<usize> {
     let survivals = current.order.iter().map(|c| c.survival);
-    current.admit(best_prefix(survivals, current.requests, 1.0, cost))
+    current.admit(best_prefix(survivals, current, 1.0, cost))
 }
 
 /// Number of tokens of the best plan, each of the list's tokens standing for `scale` tokens.
-fn best_prefix(list: impl Iterator<Item = f64>, requests: usize, scale: f64, cost: &CostTable) -> usize {
-    let mut walk = Walk::new(cost, requests, scale);
+fn best_prefix(list: impl Iterator<Item = f64>, current: &Survivals, scale: f64, cost: &CostTable) -> usize {
+    let mut walk = walk(cost, current, scale);
     let (mut best, mut gain) = (0, 0.0);
     for (k, survival) in (1..).zip(list) {
         gain += survival * scale;
@@ -198,18 +248,18 @@ fn best_prefix(list: impl Iterator<Item = f64>, requests: usize, scale: f64, cos
 /// The global search made sound (paper, section 5.2): how many tokens to verify comes from an earlier
 /// round, which ones from the current round's order.
 ///
-/// Where the number of requests has changed since that round, each of its tokens stands for
-/// "requests now / requests then" tokens. Until there is an earlier round, [`causal`] plans.
-#[derive(Debug)]
+/// Where the number of drafting requests has changed since that round, each of its tokens stands for "requests now /
+/// requests then" tokens. Rounds that drafted nothing are no earlier rounds. Until there is one, [`causal`] plans.
+#[derive(Debug, Clone)]
 pub struct DelayedSearch {
     lag: usize,
     earlier: VecDeque<Round>,
 }
 
 /// What is kept of a round.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Round {
-    requests: usize,
+    drafting: usize,
     survivals: Vec<f64>,
 }
 
@@ -222,23 +272,24 @@ impl DelayedSearch {
 
     /// Plans a round and remembers it. Call it once for each round, whatever the round does with the plan.
     pub fn plan(&mut self, current: &Survivals, cost: &CostTable) -> Vec<usize> {
-        let round = if self.earlier.len() == self.lag { self.earlier.pop_front() } else { None };
+        let is_due = current.drafting > 0 && self.earlier.len() == self.lag;
+        let round = if is_due { self.earlier.pop_front() } else { None };
         let lengths = match round {
-            Some(round) => current.admit(round.budget(current.requests, cost)),
+            Some(round) => current.admit(round.budget(current, cost)),
             None => causal(current, cost),
         };
-        if current.requests > 0 {
+        if current.drafting > 0 {
             let survivals = current.order.iter().map(|c| c.survival).collect();
-            self.earlier.push_back(Round { requests: current.requests, survivals });
+            self.earlier.push_back(Round { drafting: current.drafting, survivals });
         }
         lengths
     }
 }
 
 impl Round {
-    fn budget(&self, requests_now: usize, cost: &CostTable) -> usize {
-        let scale = requests_now as f64 / self.requests as f64;
-        let tokens = best_prefix(self.survivals.iter().copied(), requests_now, scale, cost);
+    fn budget(&self, current: &Survivals, cost: &CostTable) -> usize {
+        let scale = current.drafting as f64 / self.drafting as f64;
+        let tokens = best_prefix(self.survivals.iter().copied(), current, scale, cost);
         (tokens as f64 * scale).round() as usize
     }
 }

@@ -103,7 +103,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Adds `weight` times the law that `text` and then the target alone give.
-    fn extend(&mut self, text: &mut Vec<u32>, weight: f64, joint: &mut Joint) {
+    pub fn extend(&mut self, text: &mut Vec<u32>, weight: f64, joint: &mut Joint) {
         if weight == 0.0 {
             return;
         }
@@ -120,7 +120,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    fn zero(&self) -> Joint {
+    pub fn zero(&self) -> Joint {
         vec![0.0; self.toy.vocabulary.pow(self.length as u32)]
     }
 

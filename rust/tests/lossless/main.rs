@@ -4,6 +4,7 @@
 //! comes out with the target's own law: exactly where the outcomes can be enumerated, and by chi-square
 //! tests that fail once in 10^9 clean runs (and never again: the seeds are fixed) elsewhere.
 
+mod adaptive;
 mod chi;
 mod closed_forms;
 mod coupled;

@@ -9,6 +9,7 @@ use dspark_core::noise::{Counted, Noise};
 use dspark_core::params::SamplingParams;
 use dspark_core::rows::{Matrix, Row, Rows};
 
+use crate::adaptive::adaptive;
 use crate::chi::Test;
 use crate::enumeration::worst_stop_rule;
 use crate::rounds::test_neighbours;
@@ -31,6 +32,9 @@ fn passes(mutant: Mutant) -> bool {
         }
         Mutant::AnticipatingCut => cut_chains().passes(),
         Mutant::EmptyCutRejects => exact(Rule::Rejection) && exact(Rule::Block),
+        Mutant::PlanLooksAhead => {
+            [Rule::Rejection, Rule::Block].into_iter().all(|rule| adaptive(rule, 1).off < 1e-12)
+        }
     }
 }
 

@@ -1,119 +1,21 @@
-//! A model small enough to check by hand: logits are a fixed function of the last two tokens.
+//! A toy to run the engine over, and what tests need to talk to it.
 
-use std::collections::HashMap;
+#![allow(dead_code, unused_imports, reason = "each test uses its part of it")]
+
+mod runner;
+
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use dspark_core::accept::Rule;
-use dspark_core::chain::Heads;
 use dspark_core::engine::*;
 use dspark_core::noise::Noise;
 use dspark_core::params::SamplingParams;
-use dspark_core::rows::{Matrix, Rows};
 use dspark_core::schedule::Policy;
 use dspark_core::stop::StopIds;
 
-pub const VOCAB: usize = 11;
-pub const GAMMA: usize = 4;
-
-/// Rows that a toy pass leaves.
-pub struct Owned(Vec<f64>);
-
-impl PassRows for Owned {
-    fn rows(&self) -> Rows<'_> {
-        Rows::F64(Matrix::contiguous(&self.0, VOCAB))
-    }
-}
-
-/// The target's logits after `before, last`; the draft's are the same, but for a shift of its `error`.
-pub fn logits(before: u32, last: u32, error: f64) -> Vec<f64> {
-    let wave = |x: u32| (f64::from(x) * 1.7).sin() * 2.0;
-    (0..VOCAB as u32).map(|x| wave(x * 3 + before * 5 + last * 7) + error * wave(x + last)).collect()
-}
-
-/// Keeps what every request's caches would hold, so that a wrong commit is seen.
-#[derive(Default)]
-pub struct ToyRunner {
-    pub error: f64,
-    /// The token whose presence in the committed text makes the target's rows useless.
-    pub poison: Option<u32>,
-    pub fail_verify: bool,
-    /// Rows of every part of a prompt, in order.
-    pub parts: Vec<usize>,
-    pub cached: HashMap<RequestId, Vec<u32>>,
-    pub verified: HashMap<RequestId, Vec<u32>>,
-    pub released: Arc<Mutex<Vec<RequestId>>>,
-}
-
-impl ToyRunner {
-    fn row(&self, context: &[u32]) -> Vec<f64> {
-        let last = context[context.len() - 1];
-        if self.poison == Some(last) {
-            return vec![f64::NAN; VOCAB];
-        }
-        logits(if context.len() > 1 { context[context.len() - 2] } else { 0 }, last, 0.0)
-    }
-}
-
-impl ModelRunner for ToyRunner {
-    type Rows = Owned;
-
-    fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Owned, RunnerError> {
-        let mut rows = Vec::new();
-        for (id, part, _) in items {
-            self.parts.push(part.len());
-            self.cached.entry(*id).or_default().extend_from_slice(part);
-            rows.extend(self.row(&self.cached[id]));
-        }
-        Ok(Owned(rows))
-    }
-
-    fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Owned>, RunnerError> {
-        let error = self.error;
-        let rows = items.iter().flat_map(|(id, anchor)| {
-            let before = *self.cached[id].last().expect("a prompt");
-            // Without a Markov head every slot but the first guesses from the anchor alone.
-            (0..GAMMA as u32).flat_map(move |slot| logits(before, anchor + slot, error))
-        });
-        Ok(DraftPass { base: Owned(rows.collect()), hidden: None })
-    }
-
-    fn verify(&mut self, items: &[(RequestId, &[u32])]) -> Result<Owned, RunnerError> {
-        if self.fail_verify {
-            return Err(RunnerError("out of memory".into()));
-        }
-        let mut rows = Vec::new();
-        for (id, tokens) in items {
-            let mut context = self.cached[id].clone();
-            for &token in *tokens {
-                context.push(token);
-                rows.extend(self.row(&context));
-            }
-            self.verified.insert(*id, tokens.to_vec());
-        }
-        Ok(Owned(rows))
-    }
-
-    fn commit(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError> {
-        for (id, kept) in items {
-            let tokens = self.verified[id][..*kept].to_vec();
-            self.cached.get_mut(id).expect("a live request").extend(tokens);
-        }
-        Ok(())
-    }
-
-    fn release(&mut self, ids: &[RequestId]) {
-        for id in ids {
-            self.cached.remove(id);
-        }
-        self.released.lock().unwrap().extend(ids);
-    }
-
-    fn heads(&self) -> Heads<'_> {
-        Heads::default()
-    }
-}
+pub use runner::{Caches, GAMMA, Random, ToyRunner, VOCAB};
 
 /// Collects a request's updates.
 #[derive(Clone, Default)]
@@ -143,21 +45,35 @@ impl Inbox {
     }
 }
 
-/// An engine over the toy model, with a block of `block_size`.
-pub fn engine(rule: Rule, block_size: usize, runner: ToyRunner) -> (Engine<ToyRunner>, Arc<Queue>) {
-    let config = EngineConfig {
+/// The configuration of a small engine.
+pub fn config(rule: Rule, block_size: usize) -> EngineConfig {
+    EngineConfig {
         rule,
         policy: Policy::Fixed,
         gamma: GAMMA,
         block_size,
         markov_candidates: None,
-        temperatures: None,
+        calibrations: Vec::new(),
         max_batch_size: 8,
         prefill_chunk_size: 5,
         max_kv_tokens: 4096,
-    };
-    let queue = Arc::<Queue>::default();
-    (Engine::new(config, runner, queue.clone(), Arc::default()), queue)
+        max_queue_size: 64,
+    }
+}
+
+/// An engine over the toy model, with a block of `block_size`.
+pub fn engine(rule: Rule, block_size: usize, runner: ToyRunner) -> (Engine<ToyRunner>, Arc<Queue>) {
+    with(config(rule, block_size), runner, Arc::default())
+}
+
+/// An engine over the toy model.
+pub fn with(
+    config: EngineConfig,
+    runner: ToyRunner,
+    stats: Arc<StatsBoard>,
+) -> (Engine<ToyRunner>, Arc<Queue>) {
+    let queue = Arc::new(Queue::new(&config));
+    (Engine::new(config, runner, queue.clone(), stats), queue)
 }
 
 /// A request without stops.
@@ -193,4 +109,23 @@ pub fn serve(rule: Rule, block_size: usize, runner: ToyRunner, requests: Vec<Req
         engine.step();
     }
     panic!("a request never ended");
+}
+
+/// Shows tokens as letters.
+pub struct Letters;
+
+impl Letters {
+    pub fn letter(token: u32) -> char {
+        char::from(b'a' + token as u8)
+    }
+}
+
+impl Detokenizer for Letters {
+    fn push(&mut self, token: u32) -> String {
+        Letters::letter(token).to_string()
+    }
+
+    fn flush(&mut self) -> String {
+        String::new()
+    }
 }

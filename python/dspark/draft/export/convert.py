@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dspark.checkpoint.calibration import FILE_NAME, read_calibrations, write_calibrations
 from dspark.checkpoint.header import StoredTensor
 from dspark.checkpoint.weights import WeightFiles
 from dspark.checkpoint.write import NewTensor, copy_of, write_safetensors
@@ -32,7 +33,8 @@ def export_draft(
     """Writes the draft in `source` to `output` as `form`; returns remarks about what was changed.
 
     Weights keep their dtypes, byte by byte. `target` is needed where the format holds embeddings and output
-    head and the draft does not; `target_name` is what the exported config calls it.
+    head and the draft does not; `target_name` is what the exported config calls it. A `calibration.json`
+    comes along.
 
     Raises:
         CheckpointError: the draft or the target cannot be read, or `output` holds something already.
@@ -48,7 +50,10 @@ def export_draft(
         "nested": lambda: configs.nested(config),
         "speculators": lambda: configs.speculators(config, target_name),
     }[form]()
+    calibrations = read_calibrations(file) if (file := source / FILE_NAME).exists() else []
     output.mkdir(parents=True, exist_ok=True)
+    if calibrations:  # the drafts are the same, so their confidences are
+        write_calibrations(output / FILE_NAME, calibrations)
     write_safetensors(output / "model.safetensors", tensors)
     # Last, so that what was interrupted is not taken for a checkpoint.
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

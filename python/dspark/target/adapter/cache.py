@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from dspark.errors import CapacityError, ConfigError
 from dspark.target.adapter import states
@@ -15,12 +15,30 @@ class AdaptedCache:
     too (their mask applies the window), since a ring could not give back what rejected tokens overwrote.
     """
 
-    __slots__ = ("length", "pending", "states")
+    __slots__ = ("forks", "length", "pending", "states")
 
-    def __init__(self, states: Any) -> None:
+    def __init__(self, states: Any, forks: bool = True) -> None:
+        """`forks`: whether copies of `states` were found to be exact."""
         self.states = states
+        self.forks = forks
         self.length = 0
         self.pending = 0
+
+    def reserve(self, positions: int) -> None:
+        """Nothing to do: transformers takes memory for the rows that it appends, and for no others."""
+
+    def mark(self) -> None:
+        """Nothing to remember: it can be forked at any length."""
+
+    def fork(self, length: int, room: int = 0) -> Self | None:
+        """See `TargetCache.fork`; None too where copies are not exact."""
+        rows = min(length, self.length)
+        if rows <= 0 or not self.forks:
+            return None
+        forked = type(self)(states.copied(self.states, rows))
+        forked.length = rows
+        forked._verify(rows)
+        return forked
 
     def begin(self) -> None:
         """Before a pass: forgets rows that were never committed."""

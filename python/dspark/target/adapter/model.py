@@ -30,15 +30,19 @@ class TransformersTarget(nn.Module):
     output. The last entry is after the final norm in transformers, and no draft taps the last layer.
     """
 
+    forks_at_parts = False
+
     def __init__(
         self, model: Any, config: AdaptedConfig, new_states: Callable[[], Any], version: str
     ) -> None:
-        """`new_states` makes an empty cache; `version` is that of transformers; the probe sets `head`."""
+        """`new_states` makes an empty cache; `version` is that of transformers; the probe sets `head`, and
+        `unforkable` where copies of a cache are not exact."""
         super().__init__()
         self.model = model
         self.config = config
         self.version = version
         self.head: LentHead | None = None
+        self.unforkable: str | None = None
         self._new_states = new_states
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in CACHE_ARGUMENTS if name in parameters), None)
@@ -100,7 +104,7 @@ class TransformersTarget(nn.Module):
 
     def new_cache(self) -> AdaptedCache:
         """An empty cache for one request."""
-        return AdaptedCache(self._new_states())
+        return AdaptedCache(self._new_states(), forks=self.unforkable is None)
 
     def forward(
         self,

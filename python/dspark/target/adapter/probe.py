@@ -67,6 +67,7 @@ def probe(target: TransformersTarget, text: Any) -> None:
     _check_hidden_states(target, output)
     _check_logits(target, logits)
     _check_rollback(target, logits, a, b, c, d, x, y)
+    target.unforkable = _fork_fault(target, a, b, c, x)
     hidden = output.hidden_states[-1][0]
     tolerance = ROUNDING.get(logits.dtype, 8 * torch.finfo(logits.dtype).eps)
     target.head = LentHead.find(target.model, text, hidden, logits, tolerance)
@@ -141,6 +142,28 @@ def _check_rollback(target: TransformersTarget, whole: Tensor, *tokens: Tensor) 
             f"{target.config.architecture} cannot be a target: a text in two passes has other logits "
             "than in one, so its rows do not depend on the tokens before them alone"
         )
+
+
+def _fork_fault(target: TransformersTarget, *tokens: Tensor) -> str | None:
+    """Why a copy of a cache cannot serve another request, or None if it can: copy and source go on with
+    other tokens each, and neither notices the other."""
+    a, b, c, x = tokens
+    name = target.config.architecture
+    source, one, two = (target.new_cache() for _ in range(3))
+    cache: AdaptedCache | None
+    for cache, kept in ((source, 2), (one, 1), (two, 2)):
+        target(torch.cat((a, b)), [(cache, 2)])
+        cache.advance(kept)
+    try:
+        for cache, like, token in ((source.fork(1), one, x), (source, two, c)):
+            found, _ = target(token, [(cache, 1)])
+            expected, _ = target(token, [(like, 1)])
+            tolerance = ROUNDING.get(found.dtype, 8 * torch.finfo(found.dtype).eps)
+            if float((found - expected).abs().max()) > tolerance * float(expected.abs().max()):
+                return f"a copied cache of {name} gives other logits than one that ran the tokens itself"
+    except (ConfigError, *_RUN_ERRORS) as error:
+        return f"caches of {name} cannot be copied ({type(error).__name__}: {_first_line(error)})"
+    return None
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,9 +7,11 @@ cannot be cut is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor
 
 KEYS_AND_VALUES = ("keys", "values")
@@ -17,20 +19,37 @@ KEYS_AND_VALUES = ("keys", "values")
 
 def truncate(states: Any, length: int) -> None:
     """Keeps the first `length` positions of every layer."""
+    _replace(states, lambda tensor: tensor[..., :length, :])
+    if hasattr(states, "_seen_tokens"):  # counted apart from the tensors up to 4.53
+        states._seen_tokens = length
+
+
+def copied(states: Any, length: int) -> Any:
+    """A cache that holds copies of the first `length` positions and shares no tensor with `states`."""
+    own = copy(states)
+    if getattr(states, "layers", None) is not None:
+        own.layers = [copy(layer) for layer in states.layers]
+    else:
+        own.key_cache, own.value_cache = list(states.key_cache), list(states.value_cache)
+    truncate(own, length)
+    _replace(own, lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
+    return own
+
+
+def _replace(states: Any, change: Callable[[Tensor], Tensor]) -> None:
+    """Puts `change(tensor)` in the place of the keys and the values of every layer."""
     layers = getattr(states, "layers", None)
     if layers is not None:
         for layer in layers:
             for name in KEYS_AND_VALUES:
                 if _is_filled(tensor := getattr(layer, name, None)):
-                    setattr(layer, name, tensor[..., :length, :])
+                    setattr(layer, name, change(tensor))
         return
     columns: tuple[list[Any], list[Any]] = (states.key_cache, states.value_cache)
     for column in columns:
         for index, tensor in enumerate(column):
             if _is_filled(tensor):
-                column[index] = tensor[..., :length, :]
-    if hasattr(states, "_seen_tokens"):  # counted apart from the tensors up to 4.53
-        states._seen_tokens = length
+                column[index] = change(tensor)
 
 
 def fault(states: Any, length: int) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 
 from dspark.attention.cache import KVStore
@@ -14,7 +16,7 @@ class SlidingStore(KVStore):
     pass is kept afterwards finds everything that it sees.
     """
 
-    __slots__ = ("window",)
+    __slots__ = ("forgotten", "window")
 
     def __init__(
         self,
@@ -28,6 +30,7 @@ class SlidingStore(KVStore):
     ) -> None:
         super().__init__(layers, kv_heads, head_dim, dtype, device)
         self.window = window
+        self.forgotten = 0
 
     def make_room(self, rows: int) -> None:
         """Before a pass of `rows` rows: forgets what no later row sees, where that saves growing.
@@ -39,7 +42,20 @@ class SlidingStore(KVStore):
         if self.length + rows <= self.capacity or self.length < 2 * seen or self.length == seen:
             return
         self.data[:, :, :seen] = self.data[:, :, self.length - seen : self.length]
+        self.forgotten += self.length - seen
         self.length = seen
+
+    def fork(self, length: int, room: int = 0) -> Self | None:
+        """See `KVStore.fork`; None too where a row behind `length` positions would see forgotten ones."""
+        rows = length - self.forgotten
+        if self.forgotten and rows < self.window - 1:
+            return None
+        return super().fork(rows, room)
+
+    def _rows_for(self, positions: int) -> int:
+        """Two windows and what is to come: then `make_room` always finds enough to forget."""
+        to_come = positions - self.forgotten - self.length
+        return to_come + min(self.length, 2 * (self.window - 1))
 
 
 class Gemma4Cache:
@@ -50,6 +66,27 @@ class Gemma4Cache:
     def __init__(self, stores: dict[str, KVStore]) -> None:
         self.length = 0
         self.stores = stores
+
+    def reserve(self, positions: int) -> None:
+        """Room for `positions` positions: all of them in full layers, a window's in sliding ones."""
+        for store in self.stores.values():
+            store.reserve(positions)
+
+    def mark(self) -> None:
+        """Nothing to remember: what can be forked at is what is held."""
+
+    def fork(self, length: int, room: int = 0) -> Self | None:
+        """See `TargetCache.fork`; None too at a length whose window is no longer held."""
+        stores: dict[str, KVStore] = {}
+        # Sliding layers first: only they may refuse.
+        for kind, store in sorted(self.stores.items(), key=lambda item: type(item[1]) is KVStore):
+            forked = store.fork(min(length, self.length), room)
+            if forked is None:
+                return None
+            stores[kind] = forked
+        cache = type(self)(stores)
+        cache.length = min(length, self.length)
+        return cache
 
     def make_room(self, rows: int) -> None:
         """Before a pass of `rows` rows."""

@@ -43,6 +43,8 @@ class Gemma4TargetModel(nn.Module):
     As built it holds ordinary parameters; `freeze` turns them into the fused weights that inference runs on.
     """
 
+    forks_at_parts = False
+
     def __init__(self, config: Gemma4Config) -> None:
         super().__init__()
         self.config = config

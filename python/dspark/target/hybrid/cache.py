@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from copy import copy
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
+from torch import Tensor
 
 from dspark.attention import KVStore
 from dspark.errors import CapacityError
@@ -15,16 +17,25 @@ if TYPE_CHECKING:
     from dspark.target.hybrid.segments import Group
 
 
+class Mark(NamedTuple):
+    """The states as they were at a length."""
+
+    length: int
+    conv: Tensor
+    state: Tensor
+
+
 class HybridCache:
     """Everything is at the committed tokens, always: a pass reads the states and leaves them, and what its
     rows would change waits beside them until `advance`.
 
     `conv` `[linear layers, kernel - 1, channels]` holds the last inputs of the convolutions, `state`
     `[linear layers, key heads, key_dim, groups, value_dim]` the recurrent states, in float32 or, for a
-    float64 model, in float64.
+    float64 model, in float64. A state of the past cannot be had from a later one, so `mark` copies what a
+    fork may want.
     """
 
-    __slots__ = ("_pending", "conv", "kv", "state")
+    __slots__ = ("_mark", "_pending", "conv", "kv", "state")
 
     def __init__(self, config: HybridConfig, dtype: torch.dtype, device: torch.device) -> None:
         delta, layers = config.delta, config.linear_layers
@@ -35,11 +46,38 @@ class HybridCache:
             state = (layers, delta.key_heads, delta.key_dim, delta.groups, delta.value_dim)
             self.state = torch.zeros(state, dtype=wide, device=device)
         self._pending: tuple[Group, int, int] | None = None
+        self._mark: Mark | None = None
 
     @property
     def length(self) -> int:
         """Committed tokens."""
         return self.kv.length
+
+    def reserve(self, positions: int) -> None:
+        """Room for keys and values of `positions` positions; states take the same whatever the length."""
+        self.kv.reserve(positions)
+
+    def mark(self) -> None:
+        """Keeps the states of the present length, until the next mark, for a fork at that length."""
+        with torch.inference_mode():
+            self._mark = Mark(self.length, self.conv.clone(), self.state.clone()) if self.length else None
+
+    def fork(self, length: int, room: int = 0) -> Self | None:
+        """See `TargetCache.fork`: at the present length or at the mark, whichever is the last in reach."""
+        if 0 < self.length <= length:
+            at = Mark(self.length, self.conv, self.state)
+        elif self._mark is not None and self._mark.length <= length:
+            at = self._mark
+        else:
+            return None
+        kv = self.kv.fork(at.length, room)
+        if kv is None:
+            return None
+        forked = copy(self)
+        forked.kv, forked._pending, forked._mark = kv, None, None
+        with torch.inference_mode():
+            forked.conv, forked.state = at.conv.clone(), at.state.clone()
+        return forked
 
     def offer(self, group: Group, index: int, rows: int) -> None:
         """Replaces what waits for `advance`: `rows` rows, request `index` of `group`."""

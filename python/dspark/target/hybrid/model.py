@@ -22,6 +22,8 @@ from dspark.target.passes import EMBEDDINGS_TAP, check_pass, last_rows, side_by_
 class HybridTarget:
     """A `Target`, for inference alone: it takes the loaded weights over and fuses them."""
 
+    forks_at_parts = True
+
     def __init__(self, config: HybridConfig, weights: HybridWeights, decays: HybridDecays) -> None:
         self.config = config
         with torch.inference_mode():

@@ -116,4 +116,4 @@ impl Draft {
 }
 
 pub const ALL: ChainSettings<'static> =
-    ChainSettings { limit: GAMMA, threshold: None, candidates: None, temperatures: None };
+    ChainSettings { limit: GAMMA, threshold: None, candidates: None, temperatures: None, offsets: None };

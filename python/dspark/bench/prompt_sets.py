@@ -1,0 +1,37 @@
+"""The prompts of a benchmark: sets that were written for it, or a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dspark.audit.prompts import read_prompts
+
+if TYPE_CHECKING:
+    from dspark.serve.models import Models
+
+_HERE = Path(__file__).parent / "prompts"
+
+GENERAL = ("chat", "maths", "code")
+"""For models that were taught to answer."""
+
+CODE_BEGINNINGS = ("python",)
+"""For the embedded target, which knows program text alone."""
+
+SETS = GENERAL + CODE_BEGINNINGS
+
+
+def built_in(name: str) -> list[str]:
+    """The prompts of a set that comes with the package."""
+    return read_prompts(_HERE / f"{name}.jsonl")
+
+
+def tokenised(texts: list[str], models: Models, *, is_code: bool) -> list[list[int]]:
+    """Token ids: as a user's message where the target has a chat template, else the text as it is.
+
+    Beginnings of program text are to be continued, not answered: no template for them.
+    """
+    tokenizer = models.require_tokenizer()
+    if is_code or not tokenizer.has_chat_template:
+        return [list(models.tokens(text)) for text in texts]
+    return [tokenizer.render_chat([{"role": "user", "content": text}]) for text in texts]

@@ -1,0 +1,68 @@
+"""What is asked where the user names no prompts."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+from dspark.audit.prompts import read_prompts
+from dspark.bench.prompt_sets import CODE_BEGINNINGS, GENERAL, built_in
+from dspark.errors import RequestError
+
+CODE_ALONE = ("tiny",)
+"""Targets that know program text and nothing else."""
+
+_MODULES = [
+    "argparse",
+    "ast",
+    "bdb",
+    "calendar",
+    "configparser",
+    "csv",
+    "dataclasses",
+    "difflib",
+    "fractions",
+]
+_MODULES += ["gzip", "heapq", "inspect", "mailbox", "pprint", "queue", "shutil", "statistics", "tarfile"]
+_MODULES += ["textwrap", "zipapp"]
+_SPOTS, _LINES = 8, 8
+
+
+def data_sets(files: list[Path], target: str) -> dict[str, list[str]]:
+    """Texts by the name of their data set: the files' own where some are given, else what is shipped.
+
+    Raises `RequestError` naming the line of a file that is no prompt.
+    """
+    if not files:
+        names = CODE_BEGINNINGS if target in CODE_ALONE else GENERAL
+        return {name: built_in(name) for name in names}
+    stems = [file.stem for file in files]
+    return {
+        stem if stems.count(stem) == 1 else str(file): read_prompts(file)
+        for stem, file in zip(stems, files, strict=True)
+    }
+
+
+def calibration_sets(files: list[Path], target: str) -> dict[str, list[str]]:
+    """The same with program text from Python's own library added for targets that know nothing else: their
+    answers are short of rounds in which a whole block is accepted."""
+    more = {"library": standard_library()} if not files and target in CODE_ALONE else {}
+    return data_sets(files, target) | more
+
+
+def standard_library() -> list[str]:
+    """A few lines from each of many places of Python's own modules: program text that is on every machine,
+    if not the same in every version."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    prompts = []
+    for module in _MODULES:
+        try:
+            lines = (folder / f"{module}.py").read_text(encoding="utf-8").splitlines(keepends=True)
+        except OSError:  # moved or gone in this version
+            continue
+        step = max(len(lines) // _SPOTS, _LINES)
+        prompts += ["".join(lines[start : start + _LINES]) for start in range(0, step * _SPOTS, step)]
+    prompts = [prompt for prompt in prompts if prompt.strip()]
+    if not prompts:
+        raise RequestError(f"{folder} holds no modules to take prompts from: name a file with --prompts")
+    return prompts

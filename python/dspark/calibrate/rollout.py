@@ -1,0 +1,94 @@
+"""Rounds to calibrate with: the pair answers prompts, verifying whole blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dspark._core import Calibration
+from dspark.decoder import DSparkDecoder, Prompt
+from dspark.errors import ConfigError, RequestError
+from dspark.result import GenerationResult
+from dspark.sampling import SamplingParams
+from dspark.serve.models import Models
+from dspark.serve.options import Options
+
+Progress = Callable[[str, int, int], None]
+
+BATCH = 8
+"""Requests that are decoded together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much to run."""
+
+    tokens: int = 128
+    """Per answer at most."""
+    samples: int = 4
+    """Answers to each prompt above temperature 0; at 0 there is one."""
+    seed: int = 0
+    """Of the first answer; the others count on from it."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "samples"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.seed < 1 << 63:
+            raise RequestError(f"seed must be a whole number of 63 bits, not {self.seed}")
+
+
+def require_confidence(models: Models) -> None:
+    """Raises `ConfigError` for models whose confidences cannot be looked at."""
+    if models.draft is None:
+        raise ConfigError("confidences are a draft's, and there is no draft: give --draft DIR")
+    if not models.has_confidence:
+        raise ConfigError(f"{models.paths[1]}: this draft has no confidence head")
+
+
+def whole_blocks(options: Options, gamma: int) -> Options:
+    """The same rule and chain, with every drafted token verified and confidences that are the head's own."""
+    own = Calibration([1.0] * gamma, gamma)
+    return replace(
+        options,
+        policy="fixed",
+        confidence_threshold=None,
+        cost_table=None,
+        calibration=own,
+        max_batch_size=BATCH,
+    )
+
+
+def render(models: Models, texts: Sequence[str]) -> list[Prompt]:
+    """Prompts as the target wants them: a user's messages where it has a chat template, else as they are."""
+    tokenizer = models.require_tokenizer()
+    if not tokenizer.has_chat_template:
+        return list(texts)
+    return [tokenizer.render_chat([{"role": "user", "content": text}]) for text in texts]
+
+
+def roll_out(
+    decoder: DSparkDecoder,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    plan: Plan,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> tuple[list[GenerationResult], list[int]]:
+    """Answers, and for each of them the number of its prompt.
+
+    Raises what `DSparkDecoder.generate` raises, for the first prompt that fails.
+    """
+    samples = 1 if params.temperature == 0 else plan.samples
+    jobs = [(p, plan.seed + s * len(prompts) + p) for s in range(samples) for p in range(len(prompts))]
+    results: list[GenerationResult] = []
+    for start in range(0, len(jobs), BATCH):
+        progress(start, len(jobs))
+        part = jobs[start : start + BATCH]
+        results += decoder.generate(
+            [prompts[p] for p, _ in part],
+            [replace(params, seed=seed, max_tokens=plan.tokens) for _, seed in part],
+        )
+    for result in results:
+        if result.error is not None:
+            raise result.error
+    return results, [p for p, _ in jobs]

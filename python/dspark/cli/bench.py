@@ -1,0 +1,200 @@
+"""Measures tokens per second of a pair: plain decoding and each policy, taking turns on one engine.
+
+Speeds are those of decoding, prefills apart. A cell whose "throughput" is slower than the better of plain and
+"fixed" beyond chance, or by more than 5 % in the median, is marked. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dspark.cli.options import add_model_options, decoder_options, load_models
+from dspark.cli.show import Progress, print_json, print_text, say, table
+from dspark.plots import check_plot
+
+if TYPE_CHECKING:
+    from dspark.bench.cells import Grid
+    from dspark.bench.report import CellReport
+    from dspark.bench.run import Bench
+    from dspark.decoder import DSparkDecoder
+
+HELP = "measure what speculation is worth on this machine"
+
+_USUAL: dict[str, Any] = {
+    "batches": [1, 2, 4, 8, 16, 32],
+    "temperatures": [0.0, 0.7],
+    "turns": 9,
+    "tokens": 64,
+}
+_SHORT: dict[str, Any] = {"batches": [1, 8, 32], "temperatures": [0.7], "turns": 5, "tokens": 48}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `dspark bench`."""
+    from dspark.bench.cells import POLICIES
+    from dspark.bench.prompt_sets import SETS
+
+    work = parser.add_argument_group("work")
+    work.add_argument(
+        "--short", action="store_true", help="a few cells and turns: minutes in place of an hour"
+    )
+    work.add_argument(
+        "--batches", type=int, nargs="+", metavar="N", help="requests at once (default: 1 2 4 8 16 32)"
+    )
+    work.add_argument("--temperatures", type=float, nargs="+", metavar="T", help="default: 0 0.7")
+    work.add_argument(
+        "--sets",
+        nargs="+",
+        choices=SETS,
+        metavar="SET",
+        help=f"prompts: {', '.join(SETS)} (default: chat maths code; python for the embedded target)",
+    )
+    work.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE.jsonl",
+        help='your own: lines with "turns", of which the first counts',
+    )
+    work.add_argument(
+        "--policies", nargs="+", metavar="P", help=f"beside plain decoding (default: {' '.join(POLICIES)})"
+    )
+    work.add_argument("--turns", type=int, metavar="N", help="times that each cell is measured (default: 9)")
+    work.add_argument("--tokens", type=int, metavar="N", help="tokens per request (default: 64)")
+    work.add_argument("--plot", type=Path, metavar="FILE", help="draw the speeds as FILE.png or FILE.svg")
+    rounds = add_model_options(parser)
+    rounds.add_argument(
+        "--confidence-threshold", type=float, default=0.5, metavar="C", help="of the policy threshold"
+    )
+    parser.set_defaults(target=None)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs `dspark bench`."""
+    check_plot(options.plot)
+    if options.target is None:
+        options.target = _usual_target()
+    progress = Progress(silent=options.json)
+    from dspark.bench.run import Bench, duration
+    from dspark.decoder import DSparkDecoder
+
+    texts = _texts(options)
+    grid = _grid(options, list(texts))
+    options.max_batch_size, threshold = max(grid.batches), options.confidence_threshold
+    del options.confidence_threshold  # not the decoder's: it begins with "throughput"
+    how = decoder_options(options)
+    with DSparkDecoder(lambda: load_models(options, progress), how) as decoder:
+        bench = Bench(decoder, grid, _tokenised(texts, decoder))
+        estimate, started = bench.seconds_left(), time.perf_counter()
+        if not options.json:
+            _print_head(decoder, grid, threshold)
+        say(f"{len(list(grid.cells()))} cells, about {duration(estimate)}")
+        reports = _measure(bench, grid, progress, options.json)
+        took = time.perf_counter() - started
+        info = decoder.info()
+    if options.plot is not None:
+        from dspark.bench.plot import plot_bench
+
+        plot_bench(reports, grid, options.plot, f"{options.target}, {info['threads']} threads")
+    if options.json:
+        print_json(to_json(info, grid, reports, estimate, took))
+    else:
+        marked = sum(bool(report.marks) for report in reports)
+        print_text(f"\n{len(reports)} cells in {duration(took)}, {marked} of them marked")
+    return 0
+
+
+def _usual_target() -> str:
+    from dspark.errors import CheckpointError
+    from dspark.pretrained import cache_root, resolve
+
+    try:
+        resolve("smollm2-draft", "draft")
+    except CheckpointError:
+        return "tiny"
+    return "smollm2" if (cache_root() / "smollm2").is_dir() else "tiny"
+
+
+def _texts(options: argparse.Namespace) -> dict[str, list[str]]:
+    from dspark.audit.prompts import read_prompts
+    from dspark.bench.prompt_sets import CODE_BEGINNINGS, GENERAL, built_in
+    from dspark.errors import ConfigError
+
+    if options.prompts is not None:
+        if options.sets is not None:
+            raise ConfigError("give either --prompts or --sets")
+        return {options.prompts.stem: read_prompts(options.prompts)}
+    usual = CODE_BEGINNINGS if options.target == "tiny" else GENERAL[:1] if options.short else GENERAL
+    return {name: built_in(name) for name in dict.fromkeys(options.sets or usual)}
+
+
+def _grid(options: argparse.Namespace, sets: list[str]) -> Grid:
+    from dspark.bench.cells import POLICIES, Grid
+
+    chosen = {**_USUAL, **(_SHORT if options.short else {})}
+    chosen |= {name: getattr(options, name) for name in _USUAL if getattr(options, name) is not None}
+    policies = POLICIES if options.policies is None else options.policies
+    return Grid(sets=sets, policies=policies, threshold=options.confidence_threshold, **chosen)
+
+
+def _tokenised(texts: dict[str, list[str]], decoder: DSparkDecoder) -> dict[str, list[list[int]]]:
+    from dspark.bench.prompt_sets import CODE_BEGINNINGS, tokenised
+
+    return {
+        name: tokenised(each, decoder.models, is_code=name in CODE_BEGINNINGS) for name, each in texts.items()
+    }
+
+
+def _measure(bench: Bench, grid: Grid, progress: Progress, as_json: bool) -> list[CellReport]:
+    from dspark.bench.report import header, report_cell, row
+
+    reports: list[CellReport] = []
+    rows = [header(grid)]
+    for cell, runs in bench.run(progress):
+        reports.append(report_cell(cell, runs, grid))
+        rows.append(row(reports[-1], grid))
+    progress.clear()
+    if not as_json:
+        print_text(table(rows))
+    return reports
+
+
+def _print_head(decoder: DSparkDecoder, grid: Grid, threshold: float) -> None:
+    from dspark.serve.costs import device_name
+
+    info = decoder.info()
+    print_text(
+        f"target {info['target']}, {info['dtype']}\ndraft  {info['draft']}, {info['draft_dtype']}\n"
+        f"{device_name(decoder.models.target.device)}, {info['threads']} threads, torch {info['torch']}; "
+        f"block size {info['block_size']}, {info['acceptance']}, threshold {threshold:g}\n"
+        f"{grid.tokens} tokens per request, {grid.turns} turns; cost table {info['cost_table']}\n"
+    )
+
+
+def to_json(
+    info: dict[str, Any], grid: Grid, reports: list[CellReport], estimate: float, took: float
+) -> dict[str, Any]:
+    """What `dspark bench --json` prints; times in seconds."""
+    names = (
+        "target",
+        "draft",
+        "device",
+        "dtype",
+        "draft_dtype",
+        "threads",
+        "torch",
+        "block_size",
+        "acceptance",
+    )
+    return {
+        **{name: info[name] for name in names},
+        "cost_table": info["cost_table"],
+        "tokens": grid.tokens,
+        "turns": grid.turns,
+        "confidence_threshold": grid.threshold,
+        "estimated_s": estimate,
+        "took_s": took,
+        "cells": [report.to_json() for report in reports],
+    }

@@ -1,0 +1,202 @@
+"""Fits the confidence head of a draft to what is really accepted, and writes calibration.json.
+
+The pair answers prompts with whole blocks verified. On half of the prompts one temperature per position is
+fitted (sequential temperature scaling), on the other half the confidences are scored before and after. A
+calibration belongs to an acceptance rule, a way of sampling and a number of Markov candidates: the file holds
+an entry for each, and what is there stays. The policy "throughput" heeds the file beside the draft.
+"""
+
+from __future__ import annotations
+
+import argparse
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dspark import __version__
+from dspark.checkpoint.calibration import FILE_NAME, Entry, write_calibrations
+from dspark.cli.options import add_model_options, load_models
+from dspark.cli.show import Progress, print_json, print_text, table
+from dspark.errors import CheckpointError, ConfigError
+from dspark.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from dspark.calibrate.run import Fitted
+
+HELP = "fit a draft's confidences to what is accepted"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `dspark calibrate`."""
+    add_work_options(parser, tokens=128, samples=4)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="what to write (default: calibration.json beside the draft)",
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="reliability diagram (.svg or .png)")
+    add_model_options(parser)
+    add_regime_options(parser)
+
+
+def add_work_options(parser: argparse.ArgumentParser, *, tokens: int, samples: int) -> None:
+    """How much to run, on what."""
+    work = parser.add_argument_group("work")
+    work.add_argument(
+        "--prompts",
+        type=Path,
+        action="append",
+        metavar="FILE.jsonl",
+        help='lines with "turns" or "prompt"; may be repeated (default: built in)',
+    )
+    work.add_argument("--tokens", type=int, default=tokens, metavar="N", help="tokens per answer at most")
+    work.add_argument(
+        "--samples", type=int, default=samples, metavar="N", help="answers per prompt above temperature 0"
+    )
+    work.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the first answer")
+
+
+def add_regime_options(parser: argparse.ArgumentParser) -> None:
+    """How tokens are sampled."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--temperature",
+        type=float,
+        action="append",
+        metavar="T",
+        help="may be repeated (default: 0 and 0.7); 0 is greedy",
+    )
+    for flag, kind, meaning in (
+        ("--top-k", int, "keep the K likeliest tokens"),
+        ("--top-p", float, "keep the likeliest tokens up to this mass"),
+        ("--min-p", float, "keep tokens with this share of the largest probability"),
+    ):
+        group.add_argument(flag, type=kind, metavar=flag[-1].upper(), help=meaning)
+
+
+def regimes(options: argparse.Namespace) -> list[SamplingParams]:
+    """The sampling parameters that the flags ask for."""
+    temperatures = options.temperature or [0.0, 0.7]
+    return [
+        SamplingParams(temperature=t, top_k=options.top_k, top_p=options.top_p, min_p=options.min_p)
+        for t in temperatures
+    ]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs `dspark calibrate`."""
+    from dspark.calibrate.prompts import calibration_sets
+    from dspark.calibrate.rollout import Plan, render
+    from dspark.calibrate.run import calibrate_pair
+    from dspark.plots import check_plot
+    from dspark.serve.options import Options
+
+    plan = Plan(tokens=options.tokens, samples=options.samples, seed=options.seed)
+    params = regimes(options)
+    sets = calibration_sets(options.prompts or [], options.target)
+    output = _output(options)
+    check_plot(options.plot)
+    how = Options(
+        block_size=options.block_size,
+        markov_candidates=options.markov_candidates,
+        acceptance=options.acceptance,
+        max_model_len=options.max_model_len,
+    )
+    progress = Progress(silent=options.json)
+    models = load_models(options, progress)
+    fitted = calibrate_pair(
+        models,
+        render(models, [text for texts in sets.values() for text in texts]),
+        params,
+        plan,
+        options=how,
+        progress=progress,
+    )
+    progress.clear()
+    target = Path(options.target).expanduser().name
+    write_calibrations(output, [entry_of(one, target) for one in fitted])
+    if options.plot is not None:
+        _plot(options.plot, fitted)
+    if options.json:
+        print_json({"output": str(output), "regimes": [one.to_json() for one in fitted]})
+    else:
+        for one in fitted:
+            print_text(f"{one.name}: fitted to {one.rounds} rounds\n{_scores_table(one)}\n")
+        print_text(f"written: {output}")
+    return 0
+
+
+def entry_of(fitted: Fitted, target: str) -> Entry:
+    """The entry of calibration.json."""
+    before, after = fitted.before.overall.ece, fitted.after.overall.ece
+    return Entry(
+        regime=fitted.regime,
+        block_size=len(fitted.temperatures),
+        temperatures=tuple(fitted.temperatures),
+        rounds=fitted.rounds,
+        ece_before=None if before is None else round(before, 5),
+        ece_after=None if after is None else round(after, 5),
+        target=target,
+        date=date.today().isoformat(),
+        dspark=__version__,
+    )
+
+
+def _output(options: argparse.Namespace) -> Path:
+    """Where to write; refused before the work is done rather than after it."""
+    import dspark
+    from dspark.cli.options import draft_of
+    from dspark.pretrained import resolve
+
+    draft = draft_of(options)
+    if draft is None:
+        raise ConfigError("confidences are a draft's: --no-draft leaves nothing to calibrate")
+    given: Path | None = options.output
+    if given is None:
+        directory = resolve(draft, "draft").resolve()
+        if directory.is_relative_to(Path(dspark.__file__).parent.resolve()):
+            raise ConfigError(f"{directory} belongs to the installed package: name a file with --output")
+        given = directory / FILE_NAME
+    if not given.parent.is_dir() or given.is_dir():
+        raise CheckpointError(f"{given} cannot be written: name a file in a directory that is there")
+    return given
+
+
+def _plot(path: Path, fitted: list[Fitted]) -> None:
+    from dspark.calibrate.diagram import reliability_diagram
+    from dspark.plots import save_plot
+
+    panels = []
+    for one in fitted:
+        pairs = [("all positions", one.before.overall, one.after.overall)]
+        for k, (before, after) in enumerate(zip(one.before.survival, one.after.survival, strict=True), 1):
+            pairs.append((f"position {k}", before, after))
+        for name, before, after in pairs:
+            panels.append((f"T {one.regime.temperature:g}, {name}", [("before", before), ("after", after)]))
+    save_plot(reliability_diagram(panels), path)
+
+
+def _scores_table(one: Fitted) -> str:
+    rows: list[tuple[str, ...]] = [
+        ("position", "T", "rounds", "accepted", "ECE", "after", "AUROC", "after", "Brier", "after")
+    ]
+    before, after = one.before, one.after
+    lines = [("all", "", before.overall, after.overall)]
+    for k, temperature in enumerate(one.temperatures):
+        lines.append((str(k + 1), f"{temperature:.2f}", before.survival[k], after.survival[k]))
+    for name, shown, b, a in lines:
+        shares = (percent(b.happened), percent(b.ece), percent(a.ece))
+        numbers = (number(b.auroc), number(a.auroc), number(b.brier), number(a.brier))
+        rows.append((name, shown, str(b.count), *shares, *numbers))
+    return table(rows)
+
+
+def percent(value: float | None) -> str:
+    """A share, for a table."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+def number(value: float | None) -> str:
+    """A number with three digits, for a table."""
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,198 @@
+"""Evaluates a pair: each prompt with the draft and without, one after the other, and the baselines.
+
+Requests run alone, so that tokens per second are what one user sees, and the two sides of a prompt run back
+to back, so that what else the machine does meets both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from dspark.calibrate.rollout import Plan, Progress, render
+from dspark.calibrate.rounds import judged_rounds
+from dspark.calibrate.run import regime_of
+from dspark.calibrate.scores import HeadScores, score
+from dspark.checkpoint.calibration import Regime
+from dspark.decoder import DSparkDecoder, Prompt
+from dspark.errors import ConfigError
+from dspark.evaluate.answers import Answer
+from dspark.evaluate.ngram import lookup_rounds
+from dspark.evaluate.numbers import Numbers, numbers
+from dspark.result import GenerationResult
+from dspark.sampling import SamplingParams
+from dspark.serve.models import Models
+from dspark.serve.options import Options
+
+ALL = "all"
+"""All data sets together, in place of the name of one."""
+
+METHODS = {
+    "plain": "the target alone",
+    "draft": "the draft",
+    "block": "the same draft with its Markov head switched off",
+    "ngram": "n-gram lookup, without a model",
+}
+"""Ways of decoding, and what they are."""
+
+
+class WithoutMarkov(Models):
+    """The same models, drafting every position on its own. The confidence head reads the Markov embedding, so
+    it is off too."""
+
+    __slots__ = ()
+
+    def heads(self) -> dict[str, Any]:
+        """What is left of the heads."""
+        kept = Models.heads(self)
+        return {name: head for name, head in kept.items() if name not in ("markov", "confidence")}
+
+    @property
+    def has_confidence(self) -> bool:
+        """Never."""
+        return False
+
+
+def without_markov(models: Models) -> WithoutMarkov:
+    """The same models as a plain block drafter."""
+    return WithoutMarkov(**{field.name: getattr(models, field.name) for field in fields(models)})
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One regime."""
+
+    regime: Regime
+    numbers: Mapping[str, Mapping[str, Numbers]]
+    """By data set, then by method. Of one data set alone there is only "all"."""
+    head: HeadScores | None
+    """The confidence head's own scores, over all data sets."""
+    calibrated: HeadScores | None
+    """Those with the draft's calibration.json, where it has an entry for the regime."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {
+            **self.regime.to_json(),
+            "data_sets": {
+                name: {method: n.to_json() for method, n in methods.items()}
+                for name, methods in self.numbers.items()
+            },
+            "confidence_head": None if self.head is None else self.head.to_json(),
+            "confidence_head_calibrated": None if self.calibrated is None else self.calibrated.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """All of it."""
+
+    info: dict[str, Any]
+    regimes: list[Evaluated]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {
+            "info": self.info,
+            "methods": dict(METHODS),
+            "regimes": [regime.to_json() for regime in self.regimes],
+        }
+
+
+def evaluate_pair(
+    load: Callable[[], Models],
+    data_sets: Mapping[str, Sequence[str]],
+    regimes: Sequence[SamplingParams],
+    plan: Plan,
+    options: Options,
+    progress: Progress = lambda *_: None,
+) -> Evaluation:
+    """Evaluates the pair that `load` gives on texts by data set, for each of the sampling parameters.
+
+    `load` is called on the engine's thread. Raises what `DSparkDecoder.generate` raises.
+    """
+    answers: dict[tuple[Regime, str], list[Answer]] = {}
+    raw: dict[Regime, list[GenerationResult]] = {}
+    with DSparkDecoder(load, options) as decoder:
+        models, info = decoder.models, decoder.info()
+        if models.draft is None:
+            raise ConfigError("there is no draft to evaluate: give --draft DIR")
+        names = [name for name, texts in data_sets.items() for _ in texts]
+        prompts = render(models, [text for texts in data_sets.values() for text in texts])
+        filled = [params.with_defaults(models.generation_config) for params in regimes]
+        keyed = {regime_of(params, options): params for params in filled}
+        decoder.generate(prompts[0], replace(filled[0], max_tokens=16))  # first passes are slower
+        for regime, params in keyed.items():
+            jobs = _jobs(params, plan, prompts)
+            plain, draft = [], []
+            for number, (_, prompt, each) in enumerate(jobs):
+                progress(str(regime), number, len(jobs))
+                plain.append(decoder.generate(prompt, replace(each, speculative=False)))
+                draft.append(decoder.generate(prompt, each))
+            answers[regime, "plain"] = [Answer.of(p, r) for (p, _, _), r in zip(jobs, plain, strict=True)]
+            answers[regime, "draft"] = [Answer.of(p, r) for (p, _, _), r in zip(jobs, draft, strict=True)]
+            answers[regime, "ngram"] = [
+                _looked_up(p, r, models, plan.tokens) for (p, _, _), r in zip(jobs, plain, strict=True)
+            ]
+            raw[regime] = draft
+    if models.draft.markov_head is not None:
+        bare = without_markov(models)
+        fixed = replace(options, policy="fixed", confidence_threshold=None, calibration=None)
+        with DSparkDecoder(lambda: bare, fixed) as decoder:
+            for regime, params in keyed.items():
+                jobs = _jobs(params, plan, prompts)
+                found = answers[regime, "block"] = []
+                for number, (p, prompt, each) in enumerate(jobs):
+                    progress(f"{regime}, without the Markov head", number, len(jobs))
+                    answer = Answer.of(p, decoder.generate(prompt, each))
+                    found.append(replace(answer, seconds=None))  # not beside plain: no fair speed
+    done = []
+    for regime in keyed:
+        which = [job[0] for job in _jobs(keyed[regime], plan, prompts)]
+        by_method = {m: answers[regime, m] for m in METHODS if (regime, m) in answers}
+        done.append(_evaluated(models, regime, names, by_method, raw[regime], which))
+    return Evaluation(info, done)
+
+
+def _jobs(
+    params: SamplingParams, plan: Plan, prompts: Sequence[Prompt]
+) -> list[tuple[int, Prompt, SamplingParams]]:
+    """(number of the prompt, prompt, parameters) of each answer."""
+    samples = 1 if params.temperature == 0 else plan.samples
+    return [
+        (p, prompt, replace(params, max_tokens=plan.tokens, seed=plan.seed + s * len(prompts) + p))
+        for s in range(samples)
+        for p, prompt in enumerate(prompts)
+    ]
+
+
+def _looked_up(prompt: int, plain: GenerationResult, models: Models, max_tokens: int) -> Answer:
+    asked = plain.prompt_token_ids
+    limit = min(max_tokens, models.window - len(asked))
+    rounds = lookup_rounds(asked, plain.token_ids, models.gamma, limit)
+    return replace(Answer.of(prompt, plain), rounds=rounds, seconds=None)
+
+
+def _evaluated(
+    models: Models,
+    regime: Regime,
+    names: Sequence[str],
+    answers: Mapping[str, list[Answer]],
+    raw: list[GenerationResult],
+    which: list[int],
+) -> Evaluated:
+    table: dict[str, dict[str, Numbers]] = {}
+    sets = list(dict.fromkeys(names))
+    for name in [*sets, ALL] if len(sets) > 1 else [ALL]:
+        chosen = {
+            method: [a for a in found if name == ALL or names[a.prompt] == name]
+            for method, found in answers.items()
+        }
+        table[name] = {m: numbers(found, chosen["plain"], models.gamma) for m, found in chosen.items()}
+    if not models.has_confidence:
+        return Evaluated(regime, table, None, None)
+    rounds = judged_rounds(raw, which, models.gamma)
+    fitting = [e for e in models.calibrations if e.key == (regime, models.gamma)]
+    calibrated = score(rounds, list(fitting[0].temperatures)) if fitting else None
+    return Evaluated(regime, table, score(rounds), calibrated)

@@ -1,0 +1,105 @@
+"""Measurements on disk, one small file for each pair, device and way of running."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dspark
+from dspark.pretrained import cache_root
+from dspark.serve.costs.device import device_name
+from dspark.serve.costs.record import Costs
+from dspark.serve.models import Models
+
+FORMAT = 1
+"""Counts up when the files or the way of measuring change."""
+
+_log = logging.getLogger("dspark")
+
+Key = dict[str, Any]
+
+
+def cost_key(models: Models, block_size: int, candidates: int | None) -> Key:
+    """Everything that a cost depends on. Models count by what their passes run, not by where they lie."""
+    target, draft = models.paths
+    return {
+        "format": FORMAT,
+        "dspark": dspark.__version__,
+        "torch": torch.__version__,
+        "device": device_name(models.target.device),
+        "threads": torch.get_num_threads(),
+        "target": _identity(target),
+        "draft": None if draft is None else _identity(draft),
+        "dtype": str(models.target.dtype),
+        "draft_dtype": None if models.draft is None else str(models.draft.dtype),
+        "block_size": block_size,
+        "markov_candidates": candidates,
+    }
+
+
+def cost_file(key: Key) -> Path:
+    """Where the costs of this key are kept."""
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return cache_root() / "costs" / f"{digest[:24]}.json"
+
+
+def load(key: Key, widest: int) -> Costs | None:
+    """Kept costs that cover passes of `widest` tokens, if there are any.
+
+    A file that cannot be read is worth a warning on the logger `dspark`, and nothing else.
+    """
+    path = cost_file(key)
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["key"] != key:
+            raise ValueError("it belongs to another pair or machine")
+        costs = Costs.from_json(kept["costs"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except Exception as error:  # a damaged file can fail in many ways, and each has the same cure
+        _log.warning("the cost table in %s cannot be used and is measured again: %s", path, error)
+        return None
+    return costs if costs.widest >= widest else None
+
+
+def store(key: Key, costs: Costs) -> Path | None:
+    """Keeps costs, whole or not at all; `None` where the cache cannot be written."""
+    path = cost_file(key)
+    scratch: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
+        scratch = Path(name)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump({"key": key, "costs": costs.to_json()}, file)
+        scratch.replace(path)
+    except OSError as error:
+        _log.info("the cost table cannot be kept in %s: %s", path, error)
+        if scratch is not None:
+            with suppress(OSError):
+                scratch.unlink()
+        return None
+    return path
+
+
+def _identity(directory: Path) -> str:
+    """A digest of a model's configuration and of its weights' names, shapes and dtypes, which say what its
+    passes run; the weights themselves do not matter."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.glob("*")):
+        if path.name == "config.json":
+            digest.update(path.read_bytes())
+        elif path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                digest.update(f"{path.name} {path.stat().st_size} ".encode())
+                digest.update(file.read(min(size, 1 << 27)))
+    return digest.hexdigest()[:24]

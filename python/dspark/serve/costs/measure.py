@@ -1,0 +1,172 @@
+"""Timing the passes of a loaded pair, through the runner that the engine uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark import _core
+from dspark.sampling import SamplingParams
+from dspark.serve.costs.record import Costs
+from dspark.serve.models import Models
+from dspark.serve.runner import Runner
+
+SPREAD = 7919
+"""Made-up token ids are multiples of this prime: no row of the embeddings is read twice in a row."""
+
+NARROW = 4
+"""Tokens of each of several requests at most: what a request adds shows best where tokens add little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How thorough a measurement is."""
+
+    seconds: float
+    """No point is begun that would, by the one before it, end later than this."""
+    context: int
+    """Positions behind each request."""
+    requests: int
+    """Requests at once, at most: a further request's own cost is a straight line."""
+    repeats: int
+    """Timed runs of a point, at most; each runs once before."""
+    share: float
+    """Seconds for one point's timed runs, as far as one run is shorter."""
+
+
+AT_START = Effort(seconds=1.0, context=64, requests=4, repeats=3, share=0.05)
+THOROUGH = Effort(seconds=60.0, context=128, requests=8, repeats=9, share=1.0)
+
+
+def measure(
+    models: Models, *, block_size: int, max_batch_size: int, candidates: int | None, effort: Effort
+) -> Costs:
+    """Measures a pair that has a draft; on the engine's thread, before it serves.
+
+    Made-up requests are prefilled, verified, drafted for and released like real ones. Wide passes come
+    last, so that a slow model runs out of time where a straight line is the best guess anyway.
+    """
+    with torch.inference_mode():
+        return _Bench(models, block_size, max_batch_size, candidates, effort).run()
+
+
+class _Bench:
+    """One measurement: a runner of its own and the requests in it."""
+
+    def __init__(
+        self, models: Models, block_size: int, max_batch_size: int, candidates: int | None, effort: Effort
+    ) -> None:
+        self.started = time.perf_counter()
+        self.models, self.effort, self.candidates = models, effort, candidates
+        self.runner: Runner = models.runner()
+        self.width = 1 + block_size
+        self.batch = max_batch_size
+        self.gamma = models.gamma
+        # A block and what is fed must fit behind the context, also in a window of a few dozen positions.
+        self.context = max(1, min(effort.context, models.window // 2))
+        self.widest = max_batch_size * self.width
+        self.ids: list[int] = []
+
+    def run(self) -> Costs:
+        try:
+            self._admit(1)
+            passes = list(self._passes(1, widest=self.widest, reserve=0.4))
+            draft = [(1, self._time(lambda: self._draft(1)))]
+            token_seconds = self._chain()
+            feed_seconds = self._feed(draft[0][1])
+            few = min(self.effort.requests, self.batch)
+            # A recurrent target cannot be forked where it went on, and reads the prompts again.
+            prompts = (few - 1) * self.context if self.runner.forks_at_parts else 0
+            if few > 1 and self._has_time(prompts * passes[-1][2] / passes[-1][0]):
+                self._admit(few)
+                draft.append((few, self._time(lambda: self._draft(few))))
+                passes += self._passes(few, widest=few * NARROW, reserve=0.0)
+        finally:
+            self.runner.release(self.ids)
+        return Costs(
+            passes=tuple(passes),
+            draft=tuple(draft),
+            token_seconds=token_seconds,
+            feed_seconds=feed_seconds,
+            widest=self.widest,
+            context=self.context,
+            repeats=self.effort.repeats,
+            seconds=time.perf_counter() - self.started,
+        )
+
+    def _admit(self, count: int) -> None:
+        """Requests behind one made-up prompt, until there are `count`: copies of the first if possible."""
+        for request in range(len(self.ids) + 1, count + 1):
+            taken = self.runner.fork(request, 1, self.context, True) if self.ids else 0
+            self.ids.append(request)
+            if taken < self.context:
+                self.runner.prefill([request], [self._tokens(self.context)[taken:]], [True])
+
+    def _tokens(self, count: int) -> list[int]:
+        vocabulary = self.models.target.config.vocab_size
+        return [i * SPREAD % vocabulary for i in range(count)]
+
+    def _passes(self, requests: int, widest: int, reserve: float) -> Iterator[tuple[int, int, float]]:
+        """Seconds of the target over 1, 2, 4, .. tokens of each request, `widest` tokens at last.
+
+        `reserve` is the share of the whole time to leave to others.
+        """
+        room = self.models.window - self.context
+        tokens, latest = requests, 0.0
+        while tokens <= widest and tokens // requests <= room:
+            # From its predecessor: twice as wide takes at most twice as long, once to warm up and once timed.
+            if latest and not self._has_time(4 * latest + reserve * self.effort.seconds):
+                return
+            latest = self._time(lambda each=tokens // requests: self._verify(requests, each))  # type: ignore[misc]
+            yield tokens, requests, latest
+            tokens = widest if tokens < widest < 2 * tokens else 2 * tokens
+
+    def _verify(self, requests: int, each: int) -> Tensor:
+        tokens = self._tokens(requests * each)
+        return self.runner.verify(self.ids[:requests], tokens, [each] * requests)
+
+    def _draft(self, requests: int) -> tuple[Tensor, Tensor | None]:
+        return self.runner.draft(self.ids[:requests], self._tokens(requests))
+
+    def _chain(self) -> float:
+        """Seconds per drafted token of the Markov chain, at the target's usual sampling."""
+        base, hidden = self._draft(1)
+        heads = self.models.heads()
+        params = SamplingParams().with_defaults(self.models.generation_config)
+        noise = _core.Noise(0, 0)
+
+        def chain() -> None:
+            _core.draft_chain(1, base, hidden, heads, "rejection", params, noise, candidates=self.candidates)
+
+        return self._time(chain) / self.gamma
+
+    def _feed(self, draft: float) -> float:
+        """Seconds that one committed token adds to a commit and to the draft pass after it."""
+        width = min(self.width, (self.models.window - self.context - self.gamma) // (self.effort.repeats + 1))
+        if width < 1:
+            return 0.0
+        times: list[float] = []
+        while len(times) < 2 or (len(times) <= self.effort.repeats and self._has_time(times[-1])):
+            self._verify(1, width)
+            start = time.perf_counter()
+            self.runner.commit(self.ids[:1], [width])
+            self._draft(1)
+            times.append(time.perf_counter() - start)
+        return max(0.0, min(times[1:]) - draft) / width
+
+    def _time(self, run: Callable[[], object]) -> float:
+        """Seconds of the shortest of a few runs, after one that warms up."""
+        run()
+        times: list[float] = []
+        while len(times) < self.effort.repeats and sum(times) <= self.effort.share:
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    def _has_time(self, seconds: float) -> bool:
+        return time.perf_counter() - self.started + seconds <= self.effort.seconds

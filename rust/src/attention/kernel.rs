@@ -1,0 +1,322 @@
+//! One request's rows against one key head.
+//!
+//! Every query is summed in the same order whatever stands beside it, so a row's result does not depend, bit for bit,
+//! on how many rows a pass verifies.
+
+use half::bf16;
+
+#[cfg(target_arch = "x86_64")]
+use super::lanes::x86;
+use super::lanes::{Lanes, Portable};
+use super::softmax::Softmax;
+use super::{Heads, LANES, Layer, Segment};
+
+/// Keys that are scored before their values are added up: both stay in the first-level cache.
+pub(super) const TILE: usize = 64;
+
+/// Queries that share one reading of a tile's values.
+const BLOCK: usize = 4;
+
+/// Numbers that keys, values and heads are stored in.
+pub trait Element: Copy + Send + Sync + 'static {
+    #[doc(hidden)]
+    fn widen(self) -> f32;
+
+    #[doc(hidden)]
+    fn narrow(number: f32) -> Self;
+
+    /// A run of stored numbers as `f32`: itself, or a copy in `space`.
+    #[doc(hidden)]
+    fn view<'a>(run: &'a [Self], space: &'a mut [f32]) -> &'a [f32];
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn narrow(number: f32) -> f32 {
+        number
+    }
+
+    #[inline(always)]
+    fn view<'a>(run: &'a [f32], _: &'a mut [f32]) -> &'a [f32] {
+        run
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    #[inline(always)]
+    fn narrow(number: f32) -> bf16 {
+        bf16::from_f32(number)
+    }
+
+    #[inline(always)]
+    fn view<'a>(run: &'a [bf16], space: &'a mut [f32]) -> &'a [f32] {
+        let space = &mut space[..run.len()];
+        for i in 0..run.len() {
+            space[i] = run[i].widen();
+        }
+        space
+    }
+}
+
+/// One task: all queries of one key head of one segment.
+///
+/// # Safety
+/// As [`super::Pass::layer`] says.
+pub(super) unsafe fn attend<T: Element>(heads: Heads, segment: &Segment, head: usize, layer: &Layer) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+            // SAFETY: the processor has the instructions; the rest is what the caller vouches for.
+            return unsafe { attend_512::<T>(heads, segment, head, layer) };
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: the processor has the instructions; the rest is what the caller vouches for.
+            return unsafe { attend_256::<T>(heads, segment, head, layer) };
+        }
+    }
+    // SAFETY: as the caller vouches.
+    unsafe { attend_with::<T, Portable>(heads, segment, head, layer) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+unsafe fn attend_512<T: Element>(heads: Heads, segment: &Segment, head: usize, layer: &Layer) {
+    // SAFETY: as the caller vouches.
+    unsafe { attend_with::<T, x86::Avx512>(heads, segment, head, layer) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn attend_256<T: Element>(heads: Heads, segment: &Segment, head: usize, layer: &Layer) {
+    // SAFETY: as the caller vouches.
+    unsafe { attend_with::<T, x86::Avx2>(heads, segment, head, layer) }
+}
+
+/// # Safety
+/// As [`super::Pass::layer`] says, and the processor has the instructions of `V`.
+#[inline(always)]
+unsafe fn attend_with<T: Element, V: Lanes>(heads: Heads, segment: &Segment, head: usize, layer: &Layer) {
+    let Heads { keys: key_heads, groups, size } = heads;
+    let &Segment { length, rows, capacity, first, .. } = segment;
+    let total = length + rows;
+    let query_heads = key_heads * groups;
+    let row = |i: usize, head: usize| {
+        let offset = (first + i) * layer.row_stride + head * size;
+        // SAFETY: a head of a row of the input.
+        unsafe { std::slice::from_raw_parts((layer.input as *const T).add(offset), size) }
+    };
+    let stored = |head: usize| {
+        let offset = (layer.index * 2 * key_heads + head) * capacity * size;
+        // SAFETY: the first `total` positions of a head of this layer, which belong to this task.
+        unsafe { std::slice::from_raw_parts_mut((segment.cache as *mut T).add(offset), total * size) }
+    };
+    let (keys, values) = (stored(head), stored(key_heads + head));
+    for i in 0..rows {
+        let at = (length + i) * size..(length + i + 1) * size;
+        keys[at.clone()].copy_from_slice(row(i, query_heads + head));
+        values[at].copy_from_slice(row(i, query_heads + key_heads + head));
+    }
+
+    let count = rows * groups;
+    let mut space = vec![0.0f32; 2 * count * size + TILE * size + count * TILE];
+    let (queries, rest) = space.split_at_mut(count * size);
+    let (sums, rest) = rest.split_at_mut(count * size);
+    let (widened, weights) = rest.split_at_mut(TILE * size);
+    let (weights, _) = weights.as_chunks_mut::<TILE>();
+    let mut states = vec![Softmax::EMPTY; count];
+    let (mut start, mut end) = (total, 0);
+    for i in 0..rows {
+        let (from, to) = layer.reach.of(i, rows, length);
+        (start, end) = (start.min(from), end.max(to));
+        for g in 0..groups {
+            let query = row(i, head * groups + g);
+            for j in 0..size {
+                queries[(i * groups + g) * size + j] = query[j].widen();
+            }
+        }
+    }
+
+    while start < end {
+        let stop = end.min(start + TILE);
+        let tile = T::view(&keys[start * size..stop * size], widened);
+        for q in 0..count {
+            let (from, to) = layer.reach.of(q / groups, rows, length);
+            // SAFETY: as the caller vouches.
+            unsafe { score::<V>(&queries[q * size..(q + 1) * size], tile, &mut weights[q]) };
+            if from > start || to < start + TILE {
+                for (k, weight) in weights[q].iter_mut().enumerate() {
+                    if start + k < from || start + k >= to {
+                        *weight = f32::NEG_INFINITY;
+                    }
+                }
+            }
+            let scale = states[q].absorb(&mut weights[q]);
+            if scale != 1.0 {
+                for j in 0..size {
+                    sums[q * size + j] *= scale;
+                }
+            }
+        }
+        let tile = T::view(&values[start * size..stop * size], widened);
+        let mut q = 0;
+        while q < count {
+            let (sums, weights) = (&mut sums[q * size..], &weights[q..]);
+            // SAFETY: as the caller vouches.
+            unsafe {
+                match (count - q).min(BLOCK) {
+                    4 => add_values::<V, 4>(weights, tile, size, sums),
+                    3 => add_values::<V, 3>(weights, tile, size, sums),
+                    2 => add_values::<V, 2>(weights, tile, size, sums),
+                    _ => add_values::<V, 1>(weights, tile, size, sums),
+                }
+            }
+            q += BLOCK;
+        }
+        start = stop;
+    }
+
+    for q in 0..count {
+        let (i, g) = (q / groups, q % groups);
+        let offset = ((first + i) * query_heads + head * groups + g) * size;
+        // SAFETY: one head of one row of the output, which belongs to this task.
+        let out = unsafe { std::slice::from_raw_parts_mut((layer.output as *mut T).add(offset), size) };
+        let factor = states[q].inverse_sum();
+        for j in 0..size {
+            out[j] = T::narrow(sums[q * size + j] * factor);
+        }
+    }
+}
+
+/// Products of a query with the keys of a tile.
+///
+/// # Safety
+/// The processor has the instructions of `V`.
+#[inline(always)]
+unsafe fn score<V: Lanes>(query: &[f32], keys: &[f32], out: &mut [f32; TILE]) {
+    let (query, _) = query.as_chunks::<LANES>();
+    let (keys, _) = keys.as_chunks::<LANES>();
+    let width = query.len();
+    let count = keys.len() / width;
+    let mut k = 0;
+    while k + 4 <= count {
+        // SAFETY: as the caller vouches.
+        unsafe { products::<V, 4>(query, &keys[k * width..(k + 4) * width], &mut out[k..k + 4]) };
+        k += 4;
+    }
+    while k < count {
+        // SAFETY: as the caller vouches.
+        unsafe { products::<V, 1>(query, &keys[k * width..(k + 1) * width], &mut out[k..k + 1]) };
+        k += 1;
+    }
+}
+
+/// Products of a query with N keys: each the sum over sixteen lanes, in a fixed order.
+///
+/// # Safety
+/// The processor has the instructions of `V`.
+#[inline(always)]
+unsafe fn products<V: Lanes, const N: usize>(query: &[[f32; LANES]], keys: &[[f32; LANES]], out: &mut [f32]) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut sums = [V::zero(); N];
+        for c in 0..query.len() {
+            let numbers = V::load(&query[c]);
+            for k in 0..N {
+                sums[k] = numbers.times_plus(V::load(&keys[k * query.len() + c]), sums[k]);
+            }
+        }
+        for k in 0..N {
+            let mut lanes = [0.0; LANES];
+            sums[k].store(&mut lanes);
+            out[k] = total(&lanes);
+        }
+    }
+}
+
+#[inline(always)]
+fn total(lanes: &[f32; LANES]) -> f32 {
+    let mut half = [0.0f32; LANES / 2];
+    for l in 0..LANES / 2 {
+        half[l] = lanes[l] + lanes[l + LANES / 2];
+    }
+    let mut quarter = [0.0f32; LANES / 4];
+    for l in 0..LANES / 4 {
+        quarter[l] = half[l] + half[l + LANES / 4];
+    }
+    (quarter[0] + quarter[2]) + (quarter[1] + quarter[3])
+}
+
+/// Adds the weighted values of a tile to the sums of R queries.
+///
+/// # Safety
+/// The processor has the instructions of `V`.
+#[inline(always)]
+unsafe fn add_values<V: Lanes, const R: usize>(
+    weights: &[[f32; TILE]],
+    values: &[f32],
+    size: usize,
+    sums: &mut [f32],
+) {
+    let width = size / LANES;
+    let (values, _) = values.as_chunks::<LANES>();
+    let (sums, _) = sums.as_chunks_mut::<LANES>();
+    let mut column = 0;
+    while column < width {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            if column + 2 <= width {
+                add_columns::<V, R, 2>(weights, values, width, column, sums);
+                column += 2;
+            } else {
+                add_columns::<V, R, 1>(weights, values, width, column, sums);
+                column += 1;
+            }
+        }
+    }
+}
+
+/// The same for C columns of sixteen numbers, whose sums the registers hold.
+///
+/// # Safety
+/// The processor has the instructions of `V`.
+#[inline(always)]
+unsafe fn add_columns<V: Lanes, const R: usize, const C: usize>(
+    weights: &[[f32; TILE]],
+    values: &[[f32; LANES]],
+    width: usize,
+    column: usize,
+    sums: &mut [[f32; LANES]],
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut held = [[V::zero(); C]; R];
+        for r in 0..R {
+            for c in 0..C {
+                held[r][c] = V::load(&sums[r * width + column + c]);
+            }
+        }
+        for (k, value) in values.chunks_exact(width).enumerate() {
+            for r in 0..R {
+                let weight = V::splat(weights[r][k]);
+                for c in 0..C {
+                    held[r][c] = weight.times_plus(V::load(&value[column + c]), held[r][c]);
+                }
+            }
+        }
+        for r in 0..R {
+            for c in 0..C {
+                held[r][c].store(&mut sums[r * width + column + c]);
+            }
+        }
+    }
+}

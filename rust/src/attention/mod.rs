@@ -1,0 +1,153 @@
+//! Attention of the newest rows of many sequences over their cached keys and values, in one call per layer.
+//!
+//! torch has no operation for ragged rows over separate caches, and a call per request costs more than its arithmetic:
+//! with 32 requests of SmolLM2 half of a pass. Here a layer is a list of independent tasks, one for each request and
+//! key head, which any workers may take.
+
+mod kernel;
+mod lanes;
+mod softmax;
+
+use std::marker::PhantomData;
+
+pub use kernel::Element;
+
+/// Head sizes are multiples of this.
+pub const LANES: usize = 16;
+
+/// Heads of a layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Heads {
+    /// Key (and value) heads.
+    pub keys: usize,
+    /// Query heads for each of them.
+    pub groups: usize,
+    /// Numbers in a head, a multiple of [`LANES`].
+    pub size: usize,
+}
+
+/// What the rows of a request see.
+#[derive(Debug, Clone, Copy)]
+pub struct Reach {
+    /// Whether a row sees nothing later than itself.
+    pub causal: bool,
+    /// Keys that a row sees at most; `None` for all.
+    pub window: Option<usize>,
+    /// Whether the window does not slide: every row sees `window` keys before the first row, and the rows.
+    pub anchored: bool,
+}
+
+impl Reach {
+    /// The keys from the first to before the last that row `row` of `rows` behind `length` keys sees.
+    fn of(self, row: usize, rows: usize, length: usize) -> (usize, usize) {
+        let own = length + row;
+        let end = if self.causal { own + 1 } else { length + rows };
+        let start = match self.window {
+            Some(window) if self.anchored => length.saturating_sub(window),
+            Some(window) => (own + 1).saturating_sub(window),
+            None => 0,
+        };
+        (start, end)
+    }
+}
+
+/// One request's rows of a pass, and where its cache lies.
+///
+/// The cache is `[layers, 2 * key heads, capacity, size]`, the key heads before the value heads.
+#[derive(Debug, Clone, Copy)]
+pub struct Segment {
+    /// Address of the cache.
+    pub cache: usize,
+    /// Positions that it has room for.
+    pub capacity: usize,
+    /// Positions that it holds.
+    pub length: usize,
+    /// New rows, written behind them.
+    pub rows: usize,
+    /// The first of them in the pass.
+    pub first: usize,
+}
+
+/// One layer's call: heads in, attended values out.
+#[derive(Debug, Clone, Copy)]
+pub struct Layer {
+    /// Which layer of the caches.
+    pub index: usize,
+    /// Visibility.
+    pub reach: Reach,
+    /// Address of the rows `[rows, query heads + key heads + value heads, size]`: queries scaled, both rotated.
+    pub input: usize,
+    /// Numbers from one row to the next.
+    pub row_stride: usize,
+    /// Address of the output `[rows, query heads * size]`.
+    pub output: usize,
+}
+
+/// Runs tasks 0 .. n, each once, in any order, on any threads; returns when all are done.
+pub trait Workers {
+    /// Runs them.
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync));
+}
+
+/// The calling thread alone.
+pub struct Alone;
+
+impl Workers for Alone {
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        (0..tasks).for_each(task);
+    }
+}
+
+/// The attention of one pass over numbers of type `T`.
+#[derive(Debug)]
+pub struct Pass<T> {
+    heads: Heads,
+    segments: Vec<Segment>,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Pass<T> {
+    /// A pass of these rows.
+    ///
+    /// # Safety
+    /// For as long as the pass is used, each segment's cache is memory of `T` of the shape it says, with at least
+    /// `length + rows` of `capacity` positions, and the caches do not overlap.
+    ///
+    /// # Panics
+    /// If a head's size is not a multiple of [`LANES`], or a segment's rows exceed its capacity.
+    pub unsafe fn new(heads: Heads, segments: Vec<Segment>) -> Self {
+        assert!(
+            heads.size > 0 && heads.size.is_multiple_of(LANES),
+            "the head size is no multiple of {LANES}"
+        );
+        assert!(
+            segments.iter().all(|segment| segment.length + segment.rows <= segment.capacity),
+            "a segment is longer than its cache"
+        );
+        Pass { heads, segments, element: PhantomData }
+    }
+
+    /// Key positions that a layer reads, over all tasks: a measure of its work.
+    pub fn work(&self) -> usize {
+        let read = |segment: &Segment| (segment.length + segment.rows) * segment.rows;
+        self.segments.iter().map(read).sum::<usize>() * self.heads.keys * self.heads.groups
+    }
+
+    /// Writes the new keys and values of a layer behind the cached ones, and attends.
+    ///
+    /// # Safety
+    /// `layer.input` and `layer.output` are memory of `T` for every row of the segments, apart from each other and from
+    /// the caches, which nobody else uses meanwhile; the caches have the layer `layer.index`.
+    pub unsafe fn layer(&self, layer: &Layer, workers: &impl Workers) {
+        let keys = self.heads.keys;
+        workers.run(self.segments.len() * keys, &|task| {
+            let (segment, head) = (&self.segments[task / keys], task % keys);
+            // SAFETY: the callers of `new` and of this vouch for the memory; a task writes to its own head's rows of
+            // its own segment's cache and output, which no other task touches.
+            unsafe { kernel::attend::<T>(self.heads, segment, head, layer) };
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

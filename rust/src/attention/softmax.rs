@@ -1,0 +1,63 @@
+//! The running softmax of one query: what makes attention one pass over the keys.
+
+use super::LANES;
+use super::kernel::TILE;
+use crate::law::exp;
+
+/// The largest score so far and the sum of exp(score - largest).
+///
+/// States over disjoint sets of keys merge into that of their union, in any order.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Softmax {
+    max: f32,
+    sum: f32,
+}
+
+impl Softmax {
+    /// Of no keys.
+    pub(super) const EMPTY: Softmax = Softmax { max: f32::NEG_INFINITY, sum: 0.0 };
+
+    /// Takes scores in, turns them into weights relative to the new largest, and gives the factor that brings earlier
+    /// weights to the same scale.
+    #[inline(always)]
+    pub(super) fn absorb(&mut self, scores: &mut [f32; TILE]) -> f32 {
+        let (runs, _) = scores.as_chunks_mut::<LANES>();
+        let mut largest = [self.max; LANES];
+        for run in runs.iter() {
+            for (largest, &score) in largest.iter_mut().zip(run) {
+                // Not `f32::max`, which costs more to treat NaN as this does: it is passed over.
+                *largest = if score > *largest { score } else { *largest };
+            }
+        }
+        let mut max = f32::NEG_INFINITY;
+        for lane in largest {
+            max = if lane > max { lane } else { max };
+        }
+        if max == f32::NEG_INFINITY {
+            // Nothing is visible yet: no weight, and nothing to rescale.
+            scores.fill(0.0);
+            return 1.0;
+        }
+        let mut sums = [0.0f32; LANES];
+        for run in runs {
+            for (sum, score) in sums.iter_mut().zip(run) {
+                *score = exp(*score - max);
+                *sum += *score;
+            }
+        }
+        let mut sum = 0.0;
+        for lane in sums {
+            sum += lane;
+        }
+        let scale = exp(self.max - max);
+        self.max = max;
+        self.sum = self.sum.mul_add(scale, sum);
+        scale
+    }
+
+    /// 1 / sum: what turns the weighted sum of values into their mean. NaN scores leave a NaN.
+    #[inline(always)]
+    pub(super) fn inverse_sum(&self) -> f32 {
+        self.sum.recip()
+    }
+}

@@ -1,0 +1,191 @@
+use half::bf16;
+use proptest::prelude::*;
+
+use super::*;
+
+/// One request: its cache of `layers` layers, before the pass.
+#[derive(Clone)]
+struct Request<T> {
+    cache: Vec<T>,
+    capacity: usize,
+    length: usize,
+    rows: usize,
+}
+
+fn number(i: usize, seed: u32) -> f32 {
+    let x = (i as u32).wrapping_add(seed).wrapping_mul(2_654_435_761);
+    (x ^ (x >> 15)).wrapping_mul(2_246_822_519) as f32 / 2_147_483_648.0 - 1.0
+}
+
+const LAYERS: usize = 2;
+
+fn request<T: Element>(heads: Heads, length: usize, rows: usize, seed: u32) -> Request<T> {
+    let capacity = length + rows + 3;
+    let count = LAYERS * 2 * heads.keys * capacity * heads.size;
+    let cache = (0..count).map(|i| T::narrow(number(i, seed))).collect();
+    Request { cache, capacity, length, rows }
+}
+
+/// The output of layer 1 over the requests side by side; their caches afterwards.
+fn run<T: Element>(heads: Heads, reach: Reach, requests: &mut [Request<T>], input: &[T]) -> Vec<T> {
+    let width = heads.keys * heads.groups * heads.size;
+    let rows: usize = requests.iter().map(|request| request.rows).sum();
+    let mut first = 0;
+    let segments = requests
+        .iter_mut()
+        .map(|request| {
+            let segment = Segment {
+                cache: request.cache.as_mut_ptr() as usize,
+                capacity: request.capacity,
+                length: request.length,
+                rows: request.rows,
+                first,
+            };
+            first += request.rows;
+            segment
+        })
+        .collect();
+    let mut output = vec![T::narrow(f32::NAN); rows * width];
+    let layer = Layer {
+        index: 1,
+        reach,
+        input: input.as_ptr() as usize,
+        row_stride: width + 2 * heads.keys * heads.size,
+        output: output.as_mut_ptr() as usize,
+    };
+    // SAFETY: the caches, input and output above have these shapes and outlive the call.
+    unsafe { Pass::<T>::new(heads, segments).layer(&layer, &Alone) };
+    output
+}
+
+/// Softmax attention by its definition, in f64, of one query head of one row.
+fn exact(
+    heads: Heads,
+    reach: Reach,
+    request: &Request<f32>,
+    row: usize,
+    head: usize,
+    query: &[f32],
+) -> Vec<f64> {
+    let size = heads.size;
+    let total = request.length + request.rows;
+    let at = |head: usize, k: usize| {
+        let offset = ((2 * heads.keys + head) * request.capacity + k) * size;
+        &request.cache[offset..offset + size]
+    };
+    let own = request.length + row;
+    let sees = |k: usize| {
+        let behind = if reach.anchored { request.length } else { own + 1 };
+        (!reach.causal || k <= own) && reach.window.is_none_or(|window| k + window >= behind)
+    };
+    let kv = head / heads.groups;
+    let scores: Vec<f64> = (0..total)
+        .map(|k| at(kv, k).iter().zip(query).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum())
+        .collect();
+    let max = (0..total).filter(|&k| sees(k)).map(|k| scores[k]).fold(f64::MIN, f64::max);
+    let (mut sum, mut out) = (0.0, vec![0.0; size]);
+    for k in (0..total).filter(|&k| sees(k)) {
+        let weight = (scores[k] - max).exp();
+        sum += weight;
+        for (out, value) in out.iter_mut().zip(at(heads.keys + kv, k)) {
+            *out += weight * f64::from(*value);
+        }
+    }
+    out.iter().map(|x| x / sum).collect()
+}
+
+fn reaches() -> impl Strategy<Value = Reach> {
+    let window = prop_oneof![Just(None), (1usize..90).prop_map(Some)];
+    (any::<bool>(), window, any::<bool>()).prop_map(|(causal, window, anchored)| {
+        let anchored = anchored && window.is_some();
+        // A window that slides is causal.
+        Reach { causal: causal || (window.is_some() && !anchored), window, anchored }
+    })
+}
+
+proptest! {
+    #[test]
+    fn equals_the_definition_and_no_row_sees_its_neighbours(
+        keys in 1usize..4, groups in 1usize..4, size in prop_oneof![Just(16usize), Just(48), Just(64), Just(128)],
+        lengths in prop::collection::vec((0usize..150, 1usize..17), 1..4), reach in reaches(), seed in any::<u32>()
+    ) {
+        let heads = Heads { keys, groups, size };
+        let width = (keys * groups + 2 * keys) * size;
+        let mut requests: Vec<Request<f32>> = lengths.iter().zip(seed..)
+            .map(|(&(length, rows), seed)| request(heads, length, rows, seed)).collect();
+        let before = requests.clone();
+        let rows: usize = requests.iter().map(|request| request.rows).sum();
+        let input: Vec<f32> = (0..rows * width).map(|i| number(i, seed ^ 77)).collect();
+        let output = run(heads, reach, &mut requests, &input);
+
+        let mut first = 0;
+        for (request, before) in requests.iter().zip(before) {
+            for row in 0..request.rows {
+                for head in 0..keys * groups {
+                    let start = (first + row) * width + head * size;
+                    let expected = exact(heads, reach, request, row, head, &input[start..start + size]);
+                    let start = ((first + row) * keys * groups + head) * size;
+                    for (found, expected) in output[start..start + size].iter().zip(expected) {
+                        prop_assert!((f64::from(*found) - expected).abs() < 2e-6, "{found} {expected}");
+                    }
+                }
+            }
+            // Alone, the same bits; the cache has the new rows, and nothing else is touched.
+            let (from, to) = (first, first + request.rows);
+            let mut alone = [before.clone()];
+            let again = run(heads, reach, &mut alone, &input[from * width..to * width]);
+            prop_assert_eq!(&again[..], &output[from * keys * groups * size..to * keys * groups * size]);
+            prop_assert_eq!(&alone[0].cache, &request.cache);
+            for (i, (now, was)) in request.cache.iter().zip(&before.cache).enumerate() {
+                let (head, position) = (i / size / request.capacity, i / size % request.capacity);
+                if head >= 2 * keys && (request.length..request.length + request.rows).contains(&position) {
+                    let (row, head) = (from + position - request.length, keys * groups + head - 2 * keys);
+                    prop_assert_eq!(*now, input[row * width + head * size + i % size]);
+                } else {
+                    prop_assert_eq!(now, was);
+                }
+            }
+            first = to;
+        }
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_the_rows_behind_it(length in 0usize..100, rows in 2usize..17, seed in any::<u32>()) {
+        let heads = Heads { keys: 2, groups: 3, size: 32 };
+        let width = 10 * 32;
+        let reach = Reach { causal: true, window: None, anchored: false };
+        let input: Vec<f32> = (0..rows * width).map(|i| number(i, seed)).collect();
+        let all = run(heads, reach, &mut [request(heads, length, rows, seed)], &input);
+        // The same memory, but for one row fewer in the pass.
+        let mut fewer = request::<f32>(heads, length, rows, seed);
+        fewer.rows -= 1;
+        let part = run(heads, reach, &mut [fewer], &input[..(rows - 1) * width]);
+        prop_assert_eq!(&part[..], &all[..part.len()]);
+    }
+
+    #[test]
+    fn half_precision_is_that_of_its_numbers(length in 0usize..150, rows in 1usize..9, seed in any::<u32>()) {
+        let heads = Heads { keys: 2, groups: 2, size: 32 };
+        let reach = Reach { causal: true, window: None, anchored: false };
+        let narrow: Vec<bf16> = (0..rows * 8 * 32).map(|i| bf16::from_f32(number(i, seed))).collect();
+        let wide: Vec<f32> = narrow.iter().map(|x| x.to_f32()).collect();
+        let mut half = request::<bf16>(heads, length, rows, seed);
+        let cache = half.cache.iter().map(|x| x.to_f32()).collect();
+        let mut full = Request { cache, capacity: half.capacity, length, rows };
+        let expected = run(heads, reach, std::slice::from_mut(&mut full), &wide);
+        let found = run(heads, reach, std::slice::from_mut(&mut half), &narrow);
+        let rounded: Vec<bf16> = expected.iter().map(|&x| bf16::from_f32(x)).collect();
+        prop_assert_eq!(found, rounded);
+    }
+}
+
+#[test]
+fn what_is_not_a_number_stays_so() {
+    let heads = Heads { keys: 1, groups: 1, size: 16 };
+    let reach = Reach { causal: true, window: None, anchored: false };
+    for bad in [f32::NAN, f32::INFINITY] {
+        let input = [vec![bad; 16], vec![0.5; 32]].concat();
+        let output = run(heads, reach, &mut [request(heads, 70, 1, 3)], &input);
+        assert!(output.iter().all(|x| x.is_nan()), "{bad} became {output:?}");
+    }
+}

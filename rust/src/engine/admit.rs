@@ -1,0 +1,128 @@
+//! Who starts next: in order of arrival, with what other requests' caches hold of its prompt already.
+
+use std::time::Instant;
+
+use super::active::Active;
+use super::cached::{Cached, Forks};
+use super::pages::Pages;
+use super::{Engine, FinishReason, ModelRunner, PAGE_SIZE, RequestId, RunnerError};
+
+/// How a waiting request would start.
+struct Start {
+    /// Its grant: the rows of its prompt, which are certain to be needed, and of the first round.
+    pages: usize,
+    /// Whose caches hold how much of its prompt.
+    source: Option<(RequestId, usize)>,
+}
+
+impl<M: ModelRunner> Engine<M> {
+    /// Takes waiting requests while there is room: those that were preempted before those that never ran.
+    pub(super) fn admit(&mut self) {
+        while self.active.len() + self.prefilling.len() < self.config.max_batch_size {
+            let (active, start) = if let Some(active) = self.preempted.front() {
+                let tokens = &active.cached.tokens[..active.goal()];
+                let Some(start) = self.start(tokens, active.request.drafts, active.demand()) else { break };
+                let Some(active) = self.preempted.pop_front() else { break };
+                (active, start)
+            } else {
+                let mut start = None;
+                let Some(request) = self.queue.pop_if(|request| {
+                    start = self.start(&request.prompt, request.drafts, request.demand());
+                    start.is_some() || request.max_tokens == 0
+                }) else {
+                    break;
+                };
+                match start.filter(|_| request.max_tokens > 0) {
+                    Some(start) => (Active::new(request, Instant::now()), start),
+                    None => {
+                        self.end_unserved(request, FinishReason::Length);
+                        continue;
+                    }
+                }
+            };
+            self.begin(active, start);
+        }
+    }
+
+    /// How a request with these tokens to prefill can start now; `None` if it has to wait, for pages or because more
+    /// of its prompt than is ready goes through the target right now. It waits no longer than that prefill lasts.
+    fn start(&self, tokens: &[u32], drafts: bool, demand: usize) -> Option<Start> {
+        let pages = Pages::needed(self.config.reach(tokens.len(), drafts).min(demand));
+        let running = self.active.len() + self.prefilling.len();
+        let evictable = self.pages.free() + self.prefixes.pages();
+        // A page is left for each that runs: else the next round would take back what is given now.
+        if pages + running > evictable {
+            return None;
+        }
+        // The last token's logits are needed.
+        let (_, tokens) = tokens.split_last()?;
+        let of = |active: &Active| active.cached.coming(active.goal(), tokens, drafts, self.forks);
+        let coming = self.prefilling.iter().map(of).max().unwrap_or(0);
+        let ready = self.holders().map(|(id, cached)| (id, cached.ready(tokens, drafts, self.forks)));
+        let source = ready.filter(|(_, length)| *length > 0).max_by_key(|(_, length)| *length);
+        let ready = source.map_or(0, |(_, length)| length);
+        (coming < ready + PAGE_SIZE).then_some(Start { pages, source })
+    }
+
+    /// All caches that the runner holds. Of equals the last is preferred, a kept prefix: it may be the last time that it is
+    /// needed.
+    pub(super) fn holders(&self) -> impl Iterator<Item = (RequestId, &Cached)> {
+        let running = self.active.iter().chain(&self.prefilling);
+        running.map(|active| (active.request.id, &active.cached)).chain(self.prefixes.iter())
+    }
+
+    /// Lets a request start: its pages, and what it takes from another one's caches.
+    fn begin(&mut self, mut active: Active, start: Start) {
+        let Start { pages, source } = start;
+        self.evict(pages, source.map(|(id, _)| id));
+        let outcome = self.copy(&mut active, pages, source);
+        if let Some((source, _)) = source {
+            self.used(source, active.cached.rows, pages);
+        }
+        self.pages.allocate(pages);
+        active.cached.grant = pages;
+        if let Err(error) = outcome {
+            active.fail(&error);
+        }
+        let failed = active.finish.is_some();
+        self.prefilling.push(active);
+        if failed {
+            self.retire();
+        }
+    }
+
+    /// Has the caches of a starting request made, with the first rows of the source's.
+    fn copy(
+        &mut self,
+        active: &mut Active,
+        pages: usize,
+        source: Option<(RequestId, usize)>,
+    ) -> Result<(), RunnerError> {
+        let id = active.request.id;
+        self.runner.reserve(&[(id, self.config.positions(pages))])?;
+        let Some((source, length)) = source else { return Ok(()) };
+        let taken = self.runner.fork(id, source, length, active.request.drafts)?;
+        if taken > length {
+            return Err(RunnerError(format!("a fork at {length} positions took {taken}")));
+        }
+        active.cached.rows = taken;
+        if active.preemptions == 0 {
+            active.reused = taken;
+        }
+        self.stats.add(|stats| stats.reused_tokens += taken as u64);
+        Ok(())
+    }
+
+    /// Notes the use of a source, from which `taken` rows were copied. A kept prefix goes if the copy holds all of it,
+    /// or if its pages are the only ones left.
+    fn used(&mut self, source: RequestId, taken: usize, pages: usize) {
+        let Some(rows) = self.prefixes.rows(source) else { return };
+        let replaced = taken == rows && self.forks == Forks::Anywhere;
+        if replaced || !self.pages.can_allocate(pages) {
+            let prefix = self.prefixes.take(source);
+            self.forget(prefix);
+        } else {
+            self.prefixes.touch(source);
+        }
+    }
+}

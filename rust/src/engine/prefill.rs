@@ -1,0 +1,72 @@
+//! Prompts run in parts between rounds.
+
+use std::time::Instant;
+
+use super::active::charge;
+use super::round::{accept_batch, fail};
+use super::{Engine, ModelRunner, PassRows};
+
+impl<M: ModelRunner> Engine<M> {
+    /// Runs the next tokens of the prompts that wait, up to the chunk size, in order. Between passes requests are
+    /// admitted: those whose prompt has just become ready take it over in the same step.
+    pub(super) fn prefill(&mut self) {
+        let mut left = self.config.prefill_chunk_size;
+        while left > 0 {
+            self.admit();
+            if self.prefilling.is_empty() {
+                break;
+            }
+            left -= self.prefill_pass(left);
+        }
+    }
+
+    /// One pass over at most `left` tokens; draws the first token of each request whose prompt is through. Returns the
+    /// number of tokens.
+    fn prefill_pass(&mut self, left: usize) -> usize {
+        let started = Instant::now();
+        let mut unused = left;
+        let mut items = Vec::new();
+        for active in &self.prefilling {
+            let part = active.part(unused, self.forks);
+            unused -= part.len();
+            items.push((active.request.id, part, active.request.drafts));
+            // Only the last part may be less than what is left of its prompt.
+            if unused == 0 || part.len() < active.unfilled() {
+                break;
+            }
+        }
+        let rows: Vec<_> = items.iter().map(|(_, part, _)| part.len()).collect();
+        let outcome = self.runner.prefill(&items);
+        let batch = &mut self.prefilling[..rows.len()];
+        let spent = charge(batch.iter_mut(), |timing| &mut timing.prefill, started);
+        self.stats.add(|stats| stats.prefill += spent);
+        match outcome {
+            Ok(logits) => {
+                for (active, rows) in batch.iter_mut().zip(&rows) {
+                    active.cached.mark = active.cached.rows;
+                    active.cached.rows += rows;
+                }
+                let through = batch.iter().take_while(|active| active.unfilled() == 0).count();
+                let first = self.active.len();
+                self.active.extend(self.prefilling.drain(..through));
+                self.draw_first(first, &logits);
+            }
+            Err(error) => fail(batch, &error),
+        }
+        self.retire();
+        left - unused
+    }
+
+    /// Draws the first token of the requests from index `first` on, by their row of `logits` each. Who was preempted has
+    /// its next token already: its anchor.
+    fn draw_first(&mut self, first: usize, logits: &M::Rows) {
+        let mut row = 0;
+        for run in self.active[first..].chunk_by_mut(|a, b| a.is_fresh() == b.is_fresh()) {
+            let rows = row..row + run.len();
+            row = rows.end;
+            if run[0].is_fresh() {
+                accept_batch(self.config.rule, run, logits.rows().slice(rows), false);
+            }
+        }
+    }
+}

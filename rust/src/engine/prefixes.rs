@@ -1,0 +1,127 @@
+//! Caches of requests that have ended, kept for requests that begin with the same tokens.
+
+use super::RequestId;
+use super::cached::{Cached, Forks};
+
+/// Prefixes kept at most. Each look-up compares a prompt with every one of them, at the speed of memory: a hundred of
+/// a thousand tokens are some ten microseconds, which a hash of pages would not repay.
+const MOST: usize = 128;
+
+/// Kept prefixes, the least recently used first.
+#[derive(Debug, Default)]
+pub(super) struct Prefixes(Vec<(RequestId, Cached)>);
+
+impl Prefixes {
+    /// Keeps what an ended request's caches hold. Returns what need not be held any longer, this very prefix
+    /// perhaps: what another one has too, and what is too many.
+    #[must_use]
+    pub(super) fn keep(
+        &mut self,
+        id: RequestId,
+        mut cached: Cached,
+        forks: Forks,
+    ) -> Vec<(RequestId, Cached)> {
+        cached.tokens.truncate(cached.rows);
+        let covers = |a: &Cached, b: &Cached| a.ready(&b.tokens, b.drafted, forks) >= b.rows;
+        if let Some(at) = self.0.iter().position(|(_, kept)| covers(kept, &cached)) {
+            self.refresh(at);
+            return vec![(id, cached)];
+        }
+        let mut dropped: Vec<_> = self.0.extract_if(.., |(_, kept)| covers(&cached, kept)).collect();
+        if self.0.len() == MOST {
+            dropped.push(self.0.remove(0));
+        }
+        self.0.push((id, cached));
+        dropped
+    }
+
+    /// Takes out the least recently used prefix, `spared` apart.
+    pub(super) fn evict(&mut self, spared: Option<RequestId>) -> Option<(RequestId, Cached)> {
+        let at = self.0.iter().position(|(id, _)| Some(*id) != spared)?;
+        Some(self.0.remove(at))
+    }
+
+    /// Takes out a prefix.
+    pub(super) fn take(&mut self, id: RequestId) -> Option<(RequestId, Cached)> {
+        let at = self.0.iter().position(|(kept, _)| *kept == id)?;
+        Some(self.0.remove(at))
+    }
+
+    /// Makes a prefix the most recently used one.
+    pub(super) fn touch(&mut self, id: RequestId) {
+        if let Some(at) = self.0.iter().position(|(kept, _)| *kept == id) {
+            self.refresh(at);
+        }
+    }
+
+    fn refresh(&mut self, at: usize) {
+        let kept = self.0.remove(at);
+        self.0.push(kept);
+    }
+
+    /// Rows of a prefix, if it is kept.
+    pub(super) fn rows(&self, id: RequestId) -> Option<usize> {
+        self.iter().find(|(kept, _)| *kept == id).map(|(_, cached)| cached.rows)
+    }
+
+    /// The prefixes.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &Cached)> {
+        self.0.iter().map(|(id, cached)| (*id, cached))
+    }
+
+    /// Pages that they hold.
+    pub(super) fn pages(&self) -> usize {
+        self.0.iter().map(|(_, cached)| cached.grant).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cached(tokens: std::ops::Range<u32>) -> Cached {
+        let rows = tokens.len();
+        Cached { tokens: tokens.collect(), rows, drafted: true, grant: 1, ..Cached::default() }
+    }
+
+    fn ids(prefixes: &Prefixes) -> Vec<RequestId> {
+        prefixes.iter().map(|(id, _)| id).collect()
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_first() {
+        let mut prefixes = Prefixes::default();
+        for id in 0..4 {
+            let start = 1000 * id as u32;
+            assert!(prefixes.keep(id, cached(start..start + 20), Forks::Anywhere).is_empty());
+        }
+        prefixes.touch(0);
+        assert_eq!(ids(&prefixes), [1, 2, 3, 0]);
+        assert_eq!(prefixes.evict(Some(1)).unwrap().0, 2);
+        assert_eq!(prefixes.take(0).unwrap().0, 0);
+        assert_eq!((ids(&prefixes), prefixes.pages()), (vec![1, 3], 2));
+        for id in 0..MOST as u64 {
+            let start = 100_000 + 1000 * id as u32;
+            let dropped = prefixes.keep(10 + id, cached(start..start + 20), Forks::Anywhere);
+            assert!(dropped.len() <= 1);
+        }
+        assert_eq!(prefixes.pages(), MOST);
+        assert!(!ids(&prefixes).contains(&1), "the oldest made room");
+    }
+
+    #[test]
+    fn what_another_prefix_holds_is_not_kept_twice() {
+        let mut prefixes = Prefixes::default();
+        assert!(prefixes.keep(1, cached(0..30), Forks::Anywhere).is_empty());
+        let dropped = prefixes.keep(2, cached(0..20), Forks::Anywhere);
+        assert_eq!((dropped[0].0, ids(&prefixes)), (2, vec![1]));
+        let dropped = prefixes.keep(3, cached(0..40), Forks::Anywhere);
+        assert_eq!((dropped[0].0, ids(&prefixes)), (1, vec![3]));
+        // A recurrent state of the past cannot be had from a later one.
+        assert!(prefixes.keep(4, cached(0..20), Forks::AtParts).is_empty());
+        // Nor a draft context from caches without one.
+        let plain = Cached { drafted: false, ..cached(0..50) };
+        assert!(prefixes.keep(5, plain, Forks::Anywhere).is_empty());
+        assert_eq!(prefixes.keep(6, Cached { drafted: false, ..cached(0..25) }, Forks::Anywhere)[0].0, 6);
+    }
+}

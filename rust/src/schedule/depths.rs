@@ -1,0 +1,116 @@
+//! Before the draft: who drafts this round, and how far.
+
+use super::choose::{Hope, attempt, choose, pays};
+use super::live::LiveCosts;
+use super::planner::{Planner, regime};
+use super::policy::Skip;
+use super::track::{Regime, Track};
+
+/// A running request before a round.
+#[derive(Debug)]
+pub struct Prospect<'a> {
+    /// Tokens that it may draft at most; 0 if it does not draft at all.
+    pub room: usize,
+    /// Whether its temperature is 0.
+    pub greedy: bool,
+    /// Its record.
+    pub track: &'a mut Track,
+}
+
+/// What a request drafts in a round.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Depth {
+    /// Tokens to draft; the chain stops there.
+    pub tokens: usize,
+    /// Why there are none, if there could have been.
+    pub skipped: Option<Skip>,
+}
+
+/// How often a drafting request looks at the whole block again, in rounds: with confidences a look costs a few steps
+/// of the chain; without, it costs rows of the target, and goes two positions further at most.
+const LOOK: u32 = 16;
+const BLIND_LOOK: u32 = 64;
+
+impl Planner {
+    /// Tokens to draft for each running request, decided from past rounds only.
+    ///
+    /// A request that is left out tries again after a growing pause, and so does the engine where nobody drafts; what
+    /// is drafted for a try is verified, for a try is there to learn.
+    pub fn depths(&mut self, requests: &mut [Prospect<'_>]) -> Vec<Depth> {
+        self.forced.clear();
+        self.expected.clear();
+        self.horizon.clear();
+        let is_adaptive = self.is_adaptive();
+        let Some(cost) = self.costs.as_ref().map(LiveCosts::table).filter(|_| is_adaptive) else {
+            return requests.iter().map(|r| Depth { tokens: r.room, skipped: None }).collect();
+        };
+        let (gamma, running) = (self.gamma, requests.len());
+        let mut survival = Vec::with_capacity(running * gamma);
+        for request in requests.iter() {
+            let mut reached = 1.0;
+            for kept in request.track.acceptance(&self.regimes[regime(request.greedy)]) {
+                reached *= kept;
+                self.expected.push(kept as f32);
+                survival.push(reached);
+            }
+        }
+        let spreads = [0, 1].map(|i| self.regimes[i].spread().collect::<Vec<_>>());
+        let able: Vec<usize> = (0..running).filter(|&r| requests[r].room > 0).collect();
+        let hope = |&r: &usize| Hope {
+            survival: &survival[r * gamma..r * gamma + requests[r].room.min(gamma)],
+            spread: &spreads[regime(requests[r].greedy)],
+        };
+        let hopes: Vec<_> = able.iter().map(hope).collect();
+        let choice = choose(running, &hopes, cost);
+        let is_plain = choice.lengths.iter().all(|&tokens| tokens == 0);
+        // Were all drafts as good as the engine's are on average, would they pay? Then it is this one that fails.
+        let average = [0, 1].map(|i| self.regimes[i].survival());
+        let would_pay =
+            average.each_ref().map(|survival| !is_plain || pays(running, able.len(), survival, cost));
+
+        let mut depths = vec![Depth::default(); running];
+        self.forced.resize(running, 0);
+        for ((&r, hope), &tokens) in able.iter().zip(&hopes).zip(&choice.lengths) {
+            let (room, greedy) = (hope.survival.len(), requests[r].greedy);
+            let Track { pause, drafted, .. } = &mut *requests[r].track;
+            let average = &average[regime(greedy)];
+            if tokens > 0 {
+                pause.reset();
+                let look = if self.has_confidence { LOOK } else { BLIND_LOOK };
+                depths[r].tokens = match (*drafted % look == look - 1, self.has_confidence) {
+                    (false, _) => tokens,
+                    (true, true) => room,
+                    (true, false) => {
+                        self.forced[r] = room.min(tokens + 2);
+                        self.forced[r]
+                    }
+                };
+            } else if !is_plain && pause.is_over() {
+                let (tokens, price) = attempt(running, *hope, cost, choice.rate);
+                pause.try_for(price);
+                depths[r].tokens = tokens;
+                self.forced[r] = tokens;
+            } else {
+                let is_worse = hope.gain() < average[..room].iter().sum();
+                let is_failing = !is_plain || (would_pay[regime(greedy)] && is_worse);
+                depths[r].skipped = Some(if is_failing { Skip::Failing } else { Skip::Slower });
+            }
+        }
+        self.horizon = choice.horizon;
+        if !is_plain {
+            self.pause.reset();
+        } else if let Some(best) =
+            (0..able.len()).max_by(|&a, &b| hopes[a].gain().total_cmp(&hopes[b].gain()))
+        {
+            self.regimes.iter_mut().for_each(Regime::age);
+            if self.pause.is_over() {
+                let (tokens, price) = attempt(running, hopes[best], cost, choice.plain);
+                self.pause.try_for(price);
+                self.forced[able[best]] = tokens;
+                depths[able[best]] = Depth { tokens, skipped: None };
+            }
+            able.iter().for_each(|&r| requests[r].track.age());
+        }
+        depths
+    }
+}

@@ -1,0 +1,132 @@
+//! Many requests in little memory: who is refused, who makes room, and what is computed once for several.
+
+mod toy;
+
+use std::sync::Arc;
+
+use dspark_core::accept::Rule;
+use dspark_core::engine::*;
+use dspark_core::params::SamplingParams;
+use toy::{Inbox, ToyRunner, request, serve};
+
+#[test]
+fn what_never_fits_is_refused_and_too_many_as_well() {
+    let small =
+        EngineConfig { max_kv_tokens: 50, max_queue_size: 2, ..toy::config(Rule::Rejection, toy::GAMMA) };
+    let (mut engine, queue) = toy::with(small, ToyRunner::default(), Arc::default());
+    let submit =
+        |id, max_tokens| queue.submit(request(id, &[3; 30], SamplingParams::default(), max_tokens).0);
+    // Three whole pages.
+    assert!(
+        matches!(submit(1, 19), Err(Failure::Capacity(message)) if message.contains("max_kv_tokens = 50"))
+    );
+    assert!(submit(2, 18).is_ok() && submit(3, 18).is_ok());
+    assert!(
+        matches!(submit(4, 1), Err(Failure::Capacity(message)) if message.contains("max_queue_size = 2"))
+    );
+    engine.step();
+    assert!(submit(5, 1).is_ok(), "one has left the queue");
+    assert_eq!(queue.refused(), 2);
+}
+
+#[test]
+fn two_that_do_not_fit_together_take_turns_without_loss() {
+    let small = EngineConfig {
+        max_kv_tokens: 128,
+        prefill_chunk_size: 64,
+        ..toy::config(Rule::Rejection, toy::GAMMA)
+    };
+    let stats = Arc::<StatsBoard>::default();
+    let (mut engine, queue) = toy::with(small, ToyRunner::default(), stats.clone());
+    let prompts: [&[u32]; 2] = [&[3; 20], &[4; 20]];
+    let make = |id: u64| request(id, prompts[id as usize], SamplingParams::default(), 90);
+    let (requests, inboxes): (Vec<_>, Vec<_>) = [make(0), make(1)].into_iter().unzip();
+    for request in requests {
+        assert!(queue.submit(request).is_ok());
+    }
+    engine.step();
+    assert!(inboxes.iter().all(|inbox| !inbox.tokens().is_empty()), "both start: a grant is no demand");
+    while !inboxes.iter().all(Inbox::is_over) {
+        engine.step();
+        engine.audit().unwrap();
+    }
+    assert_eq!(inboxes[0].finish(|finish| finish.preemptions), 0, "the oldest always goes on");
+    assert!(inboxes[1].finish(|finish| finish.preemptions) > 0);
+    assert!(stats.read().preemptions > 0);
+    for (id, inbox) in inboxes.iter().enumerate() {
+        let (request, own) = make(id as u64);
+        serve(Rule::Rejection, toy::GAMMA, ToyRunner::default(), vec![request], std::slice::from_ref(&own));
+        assert_eq!(inbox.tokens(), own.tokens());
+        inbox.finish(|finish| own.finish(|own| assert_eq!(finish.rounds, own.rounds)));
+    }
+}
+
+/// Two requests, one after the other or both at once; how many tokens went through the target in prefills, and how many
+/// of the second prompt were taken over.
+fn twice(at_parts: bool, together: bool, prompts: [&[u32]; 2], drafts: [bool; 2]) -> (usize, usize) {
+    let runner = ToyRunner { at_parts, ..ToyRunner::default() };
+    let prefilled = runner.prefilled.clone();
+    let config = EngineConfig { prefill_chunk_size: 64, ..toy::config(Rule::Coupled, toy::GAMMA) };
+    let (mut engine, queue) = toy::with(config, runner, Arc::default());
+    let inboxes = [0, 1].map(|i| {
+        let (mut request, inbox) = request(i as u64, prompts[i], SamplingParams::default(), 8);
+        request.drafts = drafts[i];
+        assert!(queue.submit(request).is_ok());
+        while !together && !inbox.is_over() {
+            engine.step();
+        }
+        inbox
+    });
+    while !inboxes.iter().all(Inbox::is_over) {
+        engine.step();
+        engine.audit().unwrap();
+    }
+    let (request, own) = request(1, prompts[1], SamplingParams::default(), 8);
+    serve(Rule::Coupled, 0, ToyRunner::default(), vec![request], std::slice::from_ref(&own));
+    assert_eq!(inboxes[1].tokens(), own.tokens());
+    (*prefilled.lock().unwrap(), inboxes[1].finish(|finish| finish.reused))
+}
+
+#[test]
+fn a_prompt_goes_through_the_target_once() {
+    let prompt: Vec<u32> = (0..40).map(|i| i * i % 11).collect();
+    let longer = [prompt.as_slice(), &[1, 2, 3, 4]].concat();
+    let other = [&prompt[..36], &[1, 2, 3, 4]].concat();
+    let both = [true, true];
+    for together in [false, true] {
+        assert_eq!(twice(false, together, [&prompt, &prompt], both), (41, 39));
+        assert_eq!(twice(false, together, [&prompt, &longer], both), (44, 40));
+        assert_eq!(twice(false, together, [&prompt, &other], both), (44, 36));
+        // Recurrent states: the last page border before the prompt's end.
+        assert_eq!(twice(true, together, [&prompt, &prompt], both), (48, 32));
+        assert_eq!(twice(true, together, [&prompt, &prompt[..32]], both), (40 + 32, 0));
+        // A draft context cannot be had from a request without one; the other way round it can be left out.
+        assert_eq!(twice(false, together, [&prompt, &prompt], [false, true]), (80, 0));
+        assert_eq!(twice(false, together, [&prompt, &prompt], [true, false]), (41, 39));
+        // Less than a page is not worth a copy.
+        assert_eq!(twice(false, together, [&prompt[..16], &prompt[..16]], both), (32, 0));
+    }
+}
+
+#[test]
+fn a_preempted_request_can_be_cancelled_where_it_waits() {
+    let small = EngineConfig {
+        max_kv_tokens: 128,
+        prefill_chunk_size: 64,
+        ..toy::config(Rule::Rejection, toy::GAMMA)
+    };
+    let stats = Arc::<StatsBoard>::default();
+    let (mut engine, queue) = toy::with(small, ToyRunner::default(), stats.clone());
+    let (first, first_inbox) = request(1, &[3; 20], SamplingParams::default(), 90);
+    let (second, second_inbox) = request(2, &[4; 20], SamplingParams::default(), 90);
+    let cancelled = second.cancelled.clone();
+    assert!(queue.submit(first).is_ok() && queue.submit(second).is_ok());
+    while stats.read().preempted == 0 {
+        engine.step();
+    }
+    cancelled.store(true, std::sync::atomic::Ordering::Relaxed);
+    engine.step();
+    second_inbox.finish(|finish| assert_eq!(finish.reason, FinishReason::Abort));
+    assert!(!first_inbox.is_over() && stats.read().preempted == 0);
+    engine.audit().unwrap();
+}

@@ -1,0 +1,254 @@
+//! A model small enough to check by hand, with caches whose every row matters.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+
+use dspark_core::chain::{ConfidenceHead, Heads};
+use dspark_core::engine::*;
+use dspark_core::rows::{Matrix, Row, Rows};
+
+pub const VOCAB: usize = 11;
+pub const GAMMA: usize = 4;
+
+/// Rows that a toy pass leaves.
+pub struct Owned(Vec<f64>, usize);
+
+impl PassRows for Owned {
+    fn rows(&self) -> Rows<'_> {
+        Rows::F64(Matrix::contiguous(&self.0, self.1))
+    }
+}
+
+/// The target's logits after `before, last`; the draft's are the same, but for a shift of its `error`.
+fn logits(before: u32, last: u32, error: f64) -> Vec<f64> {
+    let wave = |x: u32| (f64::from(x) * 1.7).sin() * 2.0;
+    (0..VOCAB as u32).map(|x| wave(x * 3 + before * 5 + last * 7) + error * wave(x + last)).collect()
+}
+
+/// What the caches of one request hold: a row is the token that it was computed from.
+#[derive(Clone, Default)]
+pub struct Caches {
+    pub rows: Vec<u32>,
+    /// The draft's own rows, for requests that draft.
+    context: Option<Vec<u32>>,
+    /// Where the last part of the prompt began.
+    mark: usize,
+    /// Positions that there is room for.
+    pub reserved: usize,
+    verified: Vec<u32>,
+}
+
+impl Caches {
+    /// Writes rows behind the others; they have to have room.
+    fn extend(&mut self, rows: &[u32]) {
+        assert!(self.rows.len() + rows.len() <= self.reserved, "a row without room");
+        self.rows.extend_from_slice(rows);
+        if let Some(context) = &mut self.context {
+            context.extend_from_slice(rows);
+        }
+    }
+
+    fn fork(&self, length: usize, drafts: bool, at_parts: bool) -> Option<Caches> {
+        let length = match at_parts {
+            true if self.rows.len() <= length => self.rows.len(),
+            true if self.mark <= length => self.mark,
+            true => return None,
+            false => length,
+        };
+        let context = if drafts { Some(self.context.as_ref()?[..length].to_vec()) } else { None };
+        (length > 0).then(|| Caches { rows: self.rows[..length].to_vec(), context, ..Caches::default() })
+    }
+}
+
+/// Every logit depends on every row, so that a row that is wrong, missing or too many changes the text.
+fn sway(rows: &[u32], logits: &mut [f64]) {
+    let digest = rows
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, &row| (hash ^ u64::from(row)).wrapping_mul(0x100_0000_01b3));
+    for (x, logit) in logits.iter_mut().enumerate() {
+        let mixed = (digest ^ x as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        *logit += mixed as f64 / (1 << 24) as f64;
+    }
+}
+
+/// A small generator for tests (splitmix64).
+#[derive(Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % bound as u64) as usize
+    }
+
+    pub fn chance(&mut self, one_in: usize) -> bool {
+        self.below(one_in) == 0
+    }
+}
+
+#[derive(Default)]
+pub struct ToyRunner {
+    pub error: f64,
+    /// The token whose presence in the committed text makes the target's rows useless.
+    pub poison: Option<u32>,
+    pub fail_verify: bool,
+    pub at_parts: bool,
+    /// Gives every drafted token a confidence.
+    pub confident: bool,
+    /// One call in so many fails, by this generator.
+    pub failing: Option<(Random, usize)>,
+    /// Whose calls failed.
+    pub failed: Arc<Mutex<HashSet<RequestId>>>,
+    pub caches: Arc<Mutex<HashMap<RequestId, Caches>>>,
+    pub released: Arc<Mutex<Vec<RequestId>>>,
+    /// Tokens that went through the target in prefills.
+    pub prefilled: Arc<Mutex<usize>>,
+}
+
+impl ToyRunner {
+    fn row(&self, context: &[u32]) -> Vec<f64> {
+        let last = context[context.len() - 1];
+        if self.poison == Some(last) {
+            return vec![f64::NAN; VOCAB];
+        }
+        let mut row = logits(if context.len() > 1 { context[context.len() - 2] } else { 0 }, last, 0.0);
+        sway(context, &mut row);
+        row
+    }
+
+    /// Fails now and then, and notes whom that concerns.
+    fn may_fail(&mut self, what: &str, ids: impl Iterator<Item = RequestId>) -> Result<(), RunnerError> {
+        if !self.failing.as_mut().is_some_and(|(random, one_in)| random.chance(*one_in)) {
+            return Ok(());
+        }
+        self.failed.lock().unwrap().extend(ids);
+        Err(RunnerError(format!("{what} failed")))
+    }
+}
+
+impl ModelRunner for ToyRunner {
+    type Rows = Owned;
+
+    fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Owned, RunnerError> {
+        self.may_fail("prefill", items.iter().map(|(id, ..)| *id))?;
+        let shared = self.caches.clone();
+        let mut caches = shared.lock().unwrap();
+        let mut rows = Vec::new();
+        for (id, part, drafts) in items {
+            assert!(!part.is_empty(), "an empty part");
+            *self.prefilled.lock().unwrap() += part.len();
+            let cache = caches.get_mut(id).expect("a reservation");
+            if cache.rows.is_empty() {
+                cache.context = drafts.then(Vec::new);
+            }
+            assert_eq!(cache.context.is_some(), *drafts);
+            cache.mark = cache.rows.len();
+            cache.extend(part);
+            rows.extend(self.row(&cache.rows));
+        }
+        Ok(Owned(rows, VOCAB))
+    }
+
+    fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Owned>, RunnerError> {
+        self.may_fail("draft", items.iter().map(|(id, _)| *id))?;
+        let caches = self.caches.lock().unwrap();
+        let mut base = Vec::new();
+        for (id, anchor) in items {
+            let mut context = caches[id].context.clone().expect("a draft context");
+            let before = *context.last().expect("a prompt");
+            context.push(*anchor);
+            for slot in 0..GAMMA as u32 {
+                // Without a Markov head every slot but the first guesses from the anchor alone.
+                let mut row = logits(before, anchor + slot, self.error);
+                sway(&context, &mut row);
+                base.extend(row);
+            }
+        }
+        let states = items
+            .iter()
+            .flat_map(|(_, anchor)| (0..GAMMA).map(|slot| f64::from(*anchor) / 3.0 - slot as f64));
+        let hidden = self.confident.then(|| Owned(states.collect(), 1));
+        Ok(DraftPass { base: Owned(base, VOCAB), hidden })
+    }
+
+    fn verify(&mut self, items: &[(RequestId, &[u32])]) -> Result<Owned, RunnerError> {
+        self.may_fail("verify", items.iter().map(|(id, _)| *id))?;
+        if self.fail_verify {
+            return Err(RunnerError("out of memory".into()));
+        }
+        let shared = self.caches.clone();
+        let mut caches = shared.lock().unwrap();
+        let mut rows = Vec::new();
+        for (id, tokens) in items {
+            let cache = caches.get_mut(id).expect("a live request");
+            let mut context = cache.rows.clone();
+            for &token in *tokens {
+                context.push(token);
+                rows.extend(self.row(&context));
+            }
+            assert!(context.len() <= cache.reserved, "a verify pass without room");
+            cache.verified = tokens.to_vec();
+        }
+        Ok(Owned(rows, VOCAB))
+    }
+
+    fn commit(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError> {
+        self.may_fail("commit", items.iter().map(|(id, _)| *id))?;
+        let mut caches = self.caches.lock().unwrap();
+        for (id, kept) in items {
+            let cache = caches.get_mut(id).expect("a live request");
+            let rows = std::mem::take(&mut cache.verified);
+            cache.extend(&rows[..*kept]);
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError> {
+        self.may_fail("reserve", items.iter().map(|(id, _)| *id))?;
+        let mut caches = self.caches.lock().unwrap();
+        for (id, positions) in items {
+            let cache = caches.entry(*id).or_default();
+            assert!(cache.rows.len() <= *positions, "rows cut off");
+            cache.reserved = *positions;
+        }
+        Ok(())
+    }
+
+    fn fork(
+        &mut self,
+        new: RequestId,
+        source: RequestId,
+        length: usize,
+        drafts: bool,
+    ) -> Result<usize, RunnerError> {
+        self.may_fail("fork", [new].into_iter())?;
+        let mut caches = self.caches.lock().unwrap();
+        let known = caches.get(&source).expect("a known source");
+        let Some(forked) = known.fork(length, drafts, self.at_parts) else { return Ok(0) };
+        let taken = forked.rows.len();
+        let cache = caches.get_mut(&new).expect("a reservation");
+        assert!(cache.rows.is_empty() && taken <= cache.reserved);
+        *cache = Caches { reserved: cache.reserved, ..forked };
+        Ok(taken)
+    }
+
+    fn forks_at_parts(&self) -> bool {
+        self.at_parts
+    }
+
+    fn release(&mut self, ids: &[RequestId]) {
+        let mut caches = self.caches.lock().unwrap();
+        for id in ids {
+            caches.remove(id);
+        }
+        self.released.lock().unwrap().extend(ids);
+    }
+
+    fn heads(&self) -> Heads<'_> {
+        let head = ConfidenceHead { weight: Row::F64(&[1.0]), bias: None, with_markov: false };
+        Heads { confidence: self.confident.then_some(head), ..Heads::default() }
+    }
+}

@@ -1,0 +1,189 @@
+"""`dspark bench`: its statistics, its prompts, and small runs of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commandline import run
+from dspark.bench.cells import Cell, Grid, predicted_seconds
+from dspark.bench.looping import is_looping
+from dspark.bench.prompt_sets import SETS, built_in
+from dspark.bench.ratios import ratio_over_best
+from dspark.bench.report import report_cell
+from dspark.bench.run import ModeRuns, duration
+from dspark.core import CostTable
+from dspark.errors import ConfigError
+
+TINY = ("bench", "--target", "tiny", "--device", "cpu", "--tokens", 8, "--turns", 2, "--batches", 2)
+
+
+def test_the_ratio_is_over_the_better_of_the_others() -> None:
+    mine = [1.0, 2.0, 4.0, 1.0, 2.0]
+    plain, fixed = [1.1 * t for t in mine], [1.5 * t for t in mine]
+    found = ratio_over_best(mine, {"fixed": fixed, "plain": plain})
+    assert found.over == "plain"
+    assert (found.median, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
+    assert ratio_over_best(mine, {"fixed": fixed}).median == pytest.approx(1.5)
+
+
+def test_a_slow_turn_hits_all_modes_and_not_the_ratio() -> None:
+    mine, plain = [1.0, 1.0, 50.0, 1.0, 1.0], [1.2, 1.2, 60.0, 1.2, 1.2]
+    found = ratio_over_best(mine, {"plain": plain})
+    assert (found.low, found.high) == pytest.approx((1.2, 1.2))
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    """Lognormal noise around a ratio of 1.1: intervals from 9 turns cover it about 95 times in 100."""
+    generator, covered = np.random.default_rng(7), 0
+    for trial in range(200):
+        mine = np.exp(0.1 * generator.standard_normal(9))
+        plain = 1.1 * np.exp(0.1 * generator.standard_normal(9))
+        found = ratio_over_best(list(mine), {"plain": list(plain)}, resamples=400, seed=trial)
+        covered += found.low <= 1.1 <= found.high
+    assert 180 <= covered <= 199
+
+
+def test_the_bootstrap_is_seeded() -> None:
+    times = [float(t) for t in np.random.default_rng(1).random(9) + 1]
+    others = {"plain": times[::-1]}
+    assert ratio_over_best(times, others) == ratio_over_best(times, others)
+    assert ratio_over_best(times, others).low < ratio_over_best(times, others).high
+
+
+@pytest.mark.parametrize("others", [{}, {"plain": [1.0]}])
+def test_a_turn_that_is_missing_is_an_error(others: dict[str, list[float]]) -> None:
+    with pytest.raises(ValueError, match="each turn"):
+        ratio_over_best([1.0, 2.0], others)
+
+
+def runs(seconds: list[float]) -> ModeRuns:
+    return ModeRuns(
+        seconds, seconds, [1.0] * len(seconds), rounds=10, committed=20, verified=30, answers=4, looping=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("mine", "marks"),
+    [
+        ([1.0, 1.0, 1.0], ()),
+        ([1.03, 1.03, 1.03], ("interval below 1",)),
+        ([0.9, 1.2, 1.2], ("median below 0.95",)),
+        ([1.2, 1.2, 1.2], ("interval below 1", "median below 0.95")),
+    ],
+)
+def test_what_falls_short_is_marked(mine: list[float], marks: tuple[str, ...]) -> None:
+    grid = Grid(sets=["chat"], turns=3, policies=["fixed", "throughput"])
+    modes = {"plain": runs([1.0] * 3), "fixed": runs([2.0] * 3), "throughput": runs(mine)}
+    report = report_cell(Cell("chat", 0.0, 4), modes, grid)
+    assert report.marks == marks
+    shown = report.to_json()
+    assert shown["throughput_over_best"]["over"] == "plain"
+    assert shown["throughput_over_fixed"]["median"] == pytest.approx(2 / sorted(mine)[1])
+    assert shown["modes"]["plain"]["acceptance_length"] is None
+    assert shown["modes"]["fixed"]["acceptance_length"] == 2.0
+    assert shown["modes"]["fixed"]["verify_budget"] == 3.0
+    assert shown["modes"]["fixed"]["looping_share"] == 0.25
+    assert shown["modes"]["plain"]["tokens_per_second"] == pytest.approx(4 * 63)
+
+
+def test_loops_are_seen() -> None:
+    assert is_looping([*range(20), *[1, 2, 3, 4] * 3])
+    assert is_looping([7] * 12) and is_looping([1, 2] * 6)
+    assert not is_looping([1, 2, 3, *[7] * 11]), "eleven times the same token is no loop yet"
+    assert not is_looping(list(range(60)))
+    assert not is_looping([*[1, 2, 3, 4] * 3, 9]), "it came out of it"
+    assert not is_looping([1] * 11) and not is_looping([])
+
+
+def test_the_prompts_of_the_package_are_many_and_different() -> None:
+    everything = [text for name in SETS for text in built_in(name)]
+    assert all(len(built_in(name)) >= 32 for name in SETS)
+    assert len(set(everything)) == len(everything)
+
+
+def test_the_estimate_counts_every_mode_and_turn() -> None:
+    table, cell = CostTable([(1, 0.01), (8, 0.02), (64, 0.1)]), Cell("chat", 0.0, 8)
+    few = Grid(sets=["chat"], policies=["throughput"], turns=3, tokens=64)
+    many = Grid(sets=["chat"], turns=6, tokens=64)
+    assert predicted_seconds(few, cell, table, 7) == pytest.approx(
+        (1 + 3 * 1.125) * 2 * 64 * 0.02 + 2 * 3 * 0.06
+    )
+    with_prompts = predicted_seconds(few, cell, table, 7, prompt=50) - predicted_seconds(few, cell, table, 7)
+    assert with_prompts == pytest.approx(2 * 7 * 8 * 50 * table.seconds(128) / 128)
+    assert predicted_seconds(many, cell, table, 7) > 2 * predicted_seconds(few, cell, table, 7)
+    assert [duration(s) for s in (12.4, 200, 7200)] == ["12 s", "3 min", "2.0 h"]
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("at least one of its batches", {"batches": []}),
+        ("batches of a benchmark must be at least 1, not 0", {"batches": [1, 0]}),
+        ("turns of a benchmark must be at least 1", {"turns": 0}),
+        ("at least 2 tokens", {"tokens": 1}),
+        ("not 'plain'", {"policies": ["plain"]}),
+    ],
+)
+def test_a_grid_that_cannot_be_measured(message: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Grid(sets=["chat"], **options)
+
+
+def test_a_small_run_in_json(tmp_path: Path) -> None:
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text("".join(json.dumps({"turns": [f"import {name}\n", "more"]}) + "\n" for name in "abc"))
+    plot = tmp_path / "speeds.svg"
+    arguments = ("--temperatures", 0, "--prompts", prompts, "--plot", plot, "--json")
+    code, out, err = run(*TINY, *arguments)
+    assert code == 0 and err.startswith("dspark: 1 cells, about "), err
+    shown = json.loads(out)
+    assert shown["tokens"] == 8 and shown["turns"] == 2 and shown["took_s"] > 0 and shown["estimated_s"] > 0
+    [cell] = shown["cells"]
+    assert (cell["set"], cell["temperature"], cell["batch"]) == ("mine", 0.0, 2)
+    assert list(cell["modes"]) == ["plain", "fixed", "threshold", "throughput"]
+    for mode, measured in cell["modes"].items():
+        assert len(measured["seconds"]) == len(measured["wall_seconds"]) == 2
+        assert all(0 < s <= w for s, w in zip(measured["seconds"], measured["wall_seconds"], strict=True))
+        assert measured["tokens_per_second"] > 0 and measured["tokens_per_second_per_user"] > 0
+        assert (measured["acceptance_length"] is None) == (mode == "plain")
+    assert cell["modes"]["fixed"]["verify_budget"] > cell["modes"]["threshold"]["verify_budget"] >= 0
+    assert cell["throughput_over_best"]["low"] <= cell["throughput_over_best"]["high"]
+    assert b"<svg" in plot.read_bytes()
+
+
+def test_a_small_run_as_a_table() -> None:
+    code, out, _ = run(*TINY, "--temperatures", 0.7, "--policies", "throughput", "--sets", "python")
+    assert code == 0
+    head, row, _, last = out.splitlines()[-4:]
+    assert head.split()[:3] == ["set", "T", "batch"] and "fixed, tok/s" not in head
+    assert row.split()[:3] == ["python", "0.7", "2"] and "(plain)" in row
+    assert last.startswith("1 cells in ")
+
+
+ERRORS = [
+    (("--no-draft",), "ConfigError", "it needs one"),
+    (("--policies", "brave"), "ConfigError", "not 'brave'"),
+    (("--batches", 0), "ConfigError", "batches of a benchmark must be at least 1"),
+    (("--plot", "speeds.pdf"), "ConfigError", "ends in .png or .svg"),
+    (("--plot", "no/where.png"), "ConfigError", "is no directory"),
+    (("--prompts", "nowhere.jsonl"), "RequestError", "nowhere.jsonl cannot be read"),
+    (("--sets", "chess"), "ConfigError", "chess"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "kind", "message"), ERRORS, ids=lambda value: str(value)[:30])
+def test_errors(arguments: tuple[Any, ...], kind: str, message: str) -> None:
+    code, out, err = run("bench", "--target", "tiny", *arguments, "--json")
+    assert code == 2 and json.loads(out)["error"]["type"] == kind and message in err
+
+
+def test_a_bad_line_of_prompts_is_named(tmp_path: Path) -> None:
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"turns": ["fine"]}\n{"turns": []}\n')
+    code, _, err = run("bench", "--target", "tiny", "--prompts", prompts)
+    assert code == 2 and f"{prompts}, line 2" in err and '"turns"' in err

@@ -1,0 +1,120 @@
+"""Metrics against numbers worked out by hand, and temperatures recovered from data made with known ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dspark.calibrate.fit import calibrated, fit_temperatures, logits, require_enough
+from dspark.calibrate.metrics import auroc, brier, calibration_error, reliability
+from dspark.calibrate.rounds import JudgedRounds, halves, judged_rounds
+from dspark.calibrate.run import fit_regime
+from dspark.calibrate.scores import score
+from dspark.checkpoint.calibration import Regime
+from dspark.errors import RequestError
+from dspark.result import Round
+from test_audit_statistics import result_of
+
+SIZE = 8_000
+
+
+def yes(*values):
+    return np.array(values, dtype=np.bool_)
+
+
+def synthetic(factors, size=SIZE, seed=0, mean=1.5):
+    """Rounds of a head whose logits are the right ones times `factors`, one factor for each position."""
+    generator = np.random.default_rng(seed)
+    right = generator.normal(mean, 1.5, (size, len(factors)))
+    happens = generator.random(right.shape) < 1 / (1 + np.exp(-right))
+    accepted = np.cumprod(happens, axis=1).sum(axis=1)
+    said = 1 / (1 + np.exp(-right * np.asarray(factors)))
+    return JudgedRounds(said, np.full(size, len(factors)), accepted, np.arange(size) // 10)
+
+
+def test_metrics_by_hand():
+    predicted, happened = np.array([0.1, 0.2, 0.6, 0.9]), yes(False, True, False, True)
+    two = reliability(predicted, happened, bins=2)
+    assert [(b.count, b.happened) for b in two] == [(2, 0.5), (2, 0.5)]
+    assert [b.predicted for b in two] == pytest.approx([0.15, 0.75])
+    assert calibration_error(predicted, happened, bins=2) == pytest.approx((0.35 + 0.25) / 2)
+    assert brier(predicted, happened) == pytest.approx((0.01 + 0.64 + 0.36 + 0.01) / 4)
+    # Of the pairs (true, false): 0.2 over 0.1, not over 0.6; 0.9 over both.
+    assert auroc(predicted, happened) == pytest.approx(3 / 4)
+
+
+def test_ties_count_half_and_share_a_bin():
+    predicted, happened = np.array([0.5, 0.5, 0.5, 0.7]), yes(True, False, False, True)
+    assert auroc(predicted, happened) == pytest.approx((0.5 + 0.5 + 1 + 1) / 4)
+    bins = reliability(predicted, happened, bins=4)
+    assert [(b.count, b.predicted) for b in bins] == [(3, 0.5), (1, 0.7)]
+    shuffled = calibration_error(predicted[::-1], happened[::-1], bins=4)
+    assert calibration_error(predicted, happened, bins=4) == shuffled
+
+
+def test_without_data_there_is_no_score():
+    nothing = np.array([])
+    assert (calibration_error(nothing, yes()), auroc(nothing, yes()), brier(nothing, yes())) == (None,) * 3
+    assert auroc(np.array([0.2, 0.4]), yes(True, True)) is None
+
+
+def test_temperatures_are_recovered_position_by_position():
+    factors = [2.0, 0.5, 1.0, 3.0]
+    assert fit_temperatures(synthetic(factors)) == pytest.approx(factors, rel=0.25)
+
+
+def test_what_is_calibrated_stays_as_it_is():
+    for seed in range(3):
+        found = fit_temperatures(synthetic([1.0] * 7, size=2000, seed=seed))
+        assert max(abs(np.log(found))) < np.log(1.35)
+
+
+def test_an_overconfident_head_scores_better_afterwards_in_the_same_order():
+    rounds = synthetic([2.5] * 5)
+    fitted = fit_regime(Regime(acceptance="rejection", temperature=0.7), rounds)
+    before, after = fitted.before, fitted.after
+    assert before.overall.ece > 0.05 and after.overall.ece < 0.015
+    assert after.overall.brier < before.overall.brier
+    for b, a in zip(before.survival, after.survival, strict=True):
+        assert a.ece < b.ece
+    for b, a in zip(before.confidence, after.confidence, strict=True):
+        assert a.auroc == pytest.approx(b.auroc, abs=1e-9)  # one temperature keeps the order
+
+
+def test_certain_confidences_are_finite():
+    assert np.isfinite(logits(np.array([0.0, 1.0]))).all()
+    assert calibrated(np.array([[0.9, 0.8]]), np.array([2.0, 0.5])) == pytest.approx(
+        np.array([[3 / 4, 16 / 17]])
+    )
+
+
+def test_too_little_data_says_how_much_there_is():
+    rounds = synthetic([1.0] * 7, size=200, mean=-1.0)
+    reached = int((rounds.accepted >= 3).sum())
+    assert 0 < reached < 30
+    with pytest.raises(RequestError, match=r"position \d of 7 was reached by \d+ of 200 rounds, and 30 are"):
+        require_enough(rounds, "rejection")
+
+
+def test_what_a_round_says():
+    def a_round(verified, accepted, committed, confidence):
+        return Round(len(confidence), verified, accepted, confidence, committed)
+
+    results = [
+        result_of([1], [2], [a_round(3, 1, 2, (0.9, 0.8, 0.7)), a_round(0, 0, 1, ())]),
+        # The second accepted token ended the text: of the third nothing is known.
+        result_of([1], [2], [a_round(3, 2, 2, (0.6, 0.5, 0.4)), a_round(2, 2, 3, (0.3, 0.2))]),
+    ]
+    rounds = judged_rounds(results, [4, 7], 3)
+    assert rounds.prompt.tolist() == [4, 7, 7] and rounds.judged.tolist() == [3, 2, 2]
+    assert rounds.accepted.tolist() == [1, 2, 2]
+    assert rounds.is_judged(2).tolist() == [True, False, False]
+    assert rounds.is_reached(1).tolist() == [True, True, True]
+    assert rounds.is_reached(2).tolist() == [False, False, False]
+    assert rounds.survived(1).tolist() == [False, True, True]
+    scores = score(rounds)
+    assert [s.count for s in scores.survival] == [3, 3, 1]
+    assert [s.count for s in scores.confidence] == [3, 3, 0]
+    assert scores.survival[1].brier == pytest.approx((0.72**2 + 0.7**2 + 0.94**2) / 3)
+    to_fit, held_out = halves(rounds)
+    assert (set(to_fit.prompt), set(held_out.prompt)) == ({4}, {7})

@@ -1,0 +1,213 @@
+"""Cost tables: measured at the start, kept on disk, and never a reason to fail."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspark import DSparkDecoder, SamplingParams
+from dspark.core import CostTable
+from dspark.serve.costs import AT_START, Costs, measure, obtain
+from dspark.serve.costs.cache import cost_file, cost_key, load, store
+from dspark.serve.models import Models
+from dspark.serve.options import Options
+from random_pair import write_draft, write_target
+
+COSTS = Costs(
+    passes=((1, 1, 0.010), (2, 1, 0.011), (8, 1, 0.020), (4, 4, 0.016), (8, 4, 0.026)),
+    draft=((1, 0.002), (4, 0.005)),
+    token_seconds=0.0001,
+    feed_seconds=0.0002,
+    widest=256,
+    context=64,
+    repeats=3,
+    seconds=0.5,
+)
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return Models.load("tiny", "tiny-draft", device="cpu")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("DSPARK_CACHE", str(tmp_path / "cache"))
+    yield tmp_path / "cache" / "costs"
+
+
+def measured(models: Models, **options: Any) -> Costs:
+    how = {"block_size": models.gamma, "max_batch_size": 4, "candidates": None, "effort": AT_START}
+    return measure(models, **{**how, **options})  # type: ignore[arg-type]
+
+
+def test_passes_are_measured_up_to_the_widest(models: Models) -> None:
+    costs = measured(models)
+    assert [(tokens, requests) for tokens, requests, _ in costs.passes] == [
+        *((tokens, 1) for tokens in (1, 2, 4, 8, 16, 32)),
+        *((tokens, 4) for tokens in (4, 8, 16)),
+    ]
+    assert [requests for requests, _ in costs.draft] == [1, 4]
+    assert costs.widest == 4 * 8 and costs.context == 64 and 0 < costs.seconds < 60
+    assert all(seconds > 0 for *_, seconds in costs.passes) and costs.token_seconds > 0
+
+
+def test_a_widest_pass_that_is_no_power_of_two_is_measured_too(models: Models) -> None:
+    costs = measured(models, block_size=4, max_batch_size=1)
+    assert [(tokens, requests) for tokens, requests, _ in costs.passes] == [(1, 1), (2, 1), (4, 1), (5, 1)]
+    assert len(costs.draft) == 1
+
+
+def test_a_measurement_that_is_out_of_time_ends_with_what_it_has(models: Models) -> None:
+    costs = measured(models, effort=replace(AT_START, seconds=0.0))
+    assert [(tokens, requests) for tokens, requests, _ in costs.passes] == [(1, 1)]
+    assert len(costs.draft) == 1 and costs.table().seconds(1) > 0
+
+
+def test_a_window_of_a_few_positions(tmp_path: Path) -> None:
+    """Nothing is run beyond it, and requests leave nothing behind."""
+    target, draft = write_target(tmp_path / "target", 7), write_draft(tmp_path / "draft", 7, confidence=False)
+    pair = Models.load(target, draft, device="cpu")
+    costs = measured(pair, block_size=4, max_batch_size=32)
+    assert costs.context == pair.window // 2 == 32
+    assert max(tokens for tokens, requests, _ in costs.passes if requests == 1) == 32
+
+
+def test_the_table_rises_with_tokens_and_requests() -> None:
+    table = COSTS.table()
+    assert isinstance(table, CostTable)
+    seconds = [table.seconds(tokens) for tokens in range(1, 300)]
+    assert seconds == sorted(seconds)
+
+
+def test_costs_survive_the_disk(cache: Path, models: Models) -> None:
+    key = cost_key(models, 7, None)
+    path = store(key, COSTS)
+    assert path == cost_file(key) and path is not None and path.parent == cache
+    assert load(key, 256) == COSTS
+    assert load(key, 257) is None, "wider passes than were asked for"
+    assert [file.name for file in cache.iterdir()] == [path.name]
+
+
+def test_the_key_tells_apart_what_costs_differently(models: Models) -> None:
+    key = cost_key(models, 7, None)
+    others = [
+        cost_key(models, 6, None),
+        cost_key(models, 7, 64),
+        cost_key(replace(models, draft=None, paths=(models.paths[0], None)), 7, None),
+        cost_key(replace(models, paths=(models.paths[1], models.paths[1])), 7, None),
+    ]
+    assert len({cost_file(each) for each in [key, *others]}) == 5
+    assert cost_key(models, 7, None) == key
+    assert key["threads"] == 1 and key["device"] and key["torch"] and key["dspark"]
+
+
+def test_the_same_model_elsewhere_has_the_same_key(models: Models, tmp_path: Path) -> None:
+    for file in models.paths[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    moved = replace(models, paths=(tmp_path, models.paths[1]))
+    assert cost_key(moved, 7, None) == cost_key(models, 7, None)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text() + " ")
+    assert cost_key(moved, 7, None) != cost_key(models, 7, None)
+
+
+DAMAGED = {
+    "empty": "",
+    "half": '{"key": {"format": 1',
+    "a list": "[]",
+    "another key": json.dumps({"key": {"format": 0}, "costs": COSTS.to_json()}),
+    "without costs": None,
+    "no pass": {"passes": []},
+    "negative": {"draft": [[1, -0.1]]},
+    "infinite": {"feed_seconds": 1e999},
+    "no number": {"passes": [[1, 1, "fast"]]},
+    "zero tokens": {"passes": [[0, 1, 0.1]]},
+    "a pass in no time": {"passes": [[1, 1, 0.0]]},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_measured_again_with_one_warning(
+    name: str, cache: Path, models: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    key, change = cost_key(models, 7, None), DAMAGED[name]
+    path = cost_file(key)
+    path.parent.mkdir(parents=True)
+    if isinstance(change, str):
+        path.write_text(change)
+    else:
+        costs = {} if change is None else {**COSTS.to_json(), **change}
+        path.write_text(json.dumps({"key": key, "costs": costs}))
+    with caplog.at_level(logging.WARNING, "dspark"):
+        found = obtain(models, Options(max_batch_size=1))
+        assert found is not None and found.source.startswith("measured at start in ")
+        assert len(caplog.records) == 1 and str(path) in caplog.text
+        again = obtain(models, Options(max_batch_size=1))
+    assert again is not None and again.source == f"from cache {path}" and len(caplog.records) == 1
+
+
+def test_a_directory_in_the_place_of_the_file_is_no_error(
+    cache: Path, models: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = cost_file(cost_key(models, 7, None))
+    (path / "something").mkdir(parents=True)
+    found = obtain(models, Options(max_batch_size=1))
+    assert found is not None and found.source.startswith("measured")
+    assert [file.name for file in cache.iterdir()] == [path.name], "no scratch file is left"
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DSPARK_CACHE", str(tmp_path / "file" / "below"))
+    with caplog.at_level(logging.WARNING, "dspark"):
+        found = obtain(models, Options(max_batch_size=1))
+    assert found is not None and found.source.startswith("measured") and not caplog.records
+
+
+def test_nothing_is_measured_where_nothing_is_planned(
+    cache: Path, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr("dspark.serve.costs.source.measure", never)
+    table = CostTable([(1, 0.01)])
+    given = obtain(models, Options(cost_table=table))
+    assert given is not None and given.table is table and given.source == "given"
+    assert obtain(models, Options(policy="fixed")) is None
+    assert obtain(replace(models, draft=None), Options()) is None
+    assert obtain(replace(models, draft=None), Options(cost_table=table)) is None
+    assert not cache.exists()
+
+
+def test_a_decoder_measures_by_default_and_says_so(cache: Path) -> None:
+    prompt, params = "import os\n", SamplingParams(max_tokens=24, temperature=0.0)
+    with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", max_batch_size=2) as decoder:
+        info = decoder.info()
+        assert info["policy"] == "throughput" and info["cost_table"].startswith("measured at start in ")
+        text = decoder.generate(prompt, params).token_ids
+    with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", max_batch_size=2) as decoder:
+        assert decoder.info()["cost_table"].startswith(f"from cache {cache}")
+        assert decoder.generate(prompt, params).token_ids == text
+    with DSparkDecoder.from_pretrained("tiny", device="cpu") as plain:
+        assert plain.info()["cost_table"] is None and plain.info()["policy"] == "none: no draft"
+        assert plain.generate(prompt, params).token_ids == text
+
+
+def test_a_draft_without_a_confidence_head_runs_under_throughput(tmp_path: Path) -> None:
+    target, draft = write_target(tmp_path / "target", 7), write_draft(tmp_path / "draft", 7, confidence=False)
+    params = SamplingParams(max_tokens=20, temperature=0.0)
+    with (
+        DSparkDecoder.from_pretrained(target, draft) as decoder,
+        DSparkDecoder.from_pretrained(target) as plain,
+    ):
+        assert decoder.generate([1], params).token_ids == plain.generate([1], params).token_ids

@@ -1,0 +1,218 @@
+"""`dspark evaluate`: its baselines and numbers by hand, and the whole of it on the embedded pair."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from commandline import run
+from dspark import SamplingParams
+from dspark.calibrate.prompts import standard_library
+from dspark.core import Noise, accept
+from dspark.decoder import DSparkDecoder
+from dspark.evaluate.answers import Answer, by_prompt, ratio
+from dspark.evaluate.looping import is_looping
+from dspark.evaluate.ngram import Lookup, lookup_rounds
+from dspark.evaluate.numbers import numbers
+from dspark.evaluate.run import without_markov
+from dspark.result import Round
+from dspark.serve.models import Models
+from dspark.serve.options import Options
+
+QUICK = ("--tokens", "24", "--device", "cpu", "--dtype", "float32")
+
+
+def test_lookup_proposes_what_followed_the_longest_run():
+    text = Lookup([1, 2, 3, 4, 9, 3, 5, 1, 2, 3])
+    # 1 2 3 was followed by 4 9 3 5; its shorter ends 2 3 and 3 (followed by 5 later) give way to it.
+    assert text.propose(4) == [4, 9, 3, 5]
+    assert text.propose(2) == [4, 9]
+    text.push(7)
+    assert text.propose(4) == []  # 7 is new
+    text.push(3)
+    assert text.propose(3) == [7, 3]  # after the latest 3 that something follows, up to the end of the text
+
+
+def test_lookup_goes_by_the_latest_occurrence_and_not_by_itself():
+    text = Lookup([1, 2, 5, 1, 2, 6, 1, 2])
+    assert text.propose(1) == [6]
+    assert Lookup([4]).propose(3) == [] and Lookup([]).propose(3) == []
+    assert Lookup([4, 4]).propose(3) == [4]
+
+
+def test_lookup_rounds_by_hand():
+    #        prompt            the prefill's token 1, then 2 3 4 8, then 1 2 3
+    rounds = lookup_rounds([1, 2, 3, 4], [1, 2, 3, 4, 8, 1, 2, 3], 3, max_tokens=8)
+    shown = [(r.drafted, r.verified, r.accepted, r.committed) for r in rounds]
+    # 2 3 4 is proposed and kept, 8 the bonus; nothing is known after 8; 2 alone, as there is room for two.
+    assert shown == [(3, 3, 3, 4), (0, 0, 0, 1), (1, 1, 1, 2)]
+    assert 1 + sum(r.committed for r in rounds) == 8
+
+
+def test_lookup_rounds_end_with_the_text():
+    # The text ends by its own token 3 although there would be room: nothing is committed after it.
+    rounds = lookup_rounds([1, 2, 3, 4], [1, 2, 3], 3, max_tokens=50)
+    assert [(r.drafted, r.accepted, r.committed) for r in rounds] == [(3, 2, 2)]
+    assert lookup_rounds([1], [5], 3, max_tokens=50) == ()
+
+
+def test_a_certain_proposal_is_accepted_as_often_as_the_target_draws_it():
+    """What the lookup drafter's rounds rest on, by the acceptance rule itself."""
+    p = np.array([0.5, 0.3, 0.2])
+    certain = np.full((1, 3), -np.inf)
+    certain[0, 1] = 0.0
+    rows, params = np.log(np.tile(p, (2, 1))), SamplingParams(temperature=1.0)
+    outcomes = [accept(rows, [1], certain, "rejection", params, Noise(seed, 1)) for seed in range(6000)]
+    first = np.array([1 if accepted else token for accepted, token in outcomes])
+    counts = np.bincount(first, minlength=3)
+    assert (((counts - 6000 * p) ** 2) / (6000 * p)).sum() < 13.8  # chi-square, 2 degrees, 1 in 1000
+    assert sum(accepted for accepted, _ in outcomes) == counts[1]
+
+
+def test_looping():
+    assert is_looping([1, 2, 3] * 20) and not is_looping(list(range(60)))
+    assert not is_looping([1, 2, 3] * 5)  # too short to say
+    half = [*range(40), *[7] * 30]  # 40 distinct 4-grams of 67
+    assert not is_looping(half) and is_looping([*half, *[7] * 30])
+
+
+def an_answer(prompt, rounds, tokens=10, seconds=1.0, looping=False):
+    rounds = tuple(Round(3, v, a, (), c) for v, a, c in rounds)
+    return Answer(prompt, tokens, rounds, seconds, looping)
+
+
+def test_numbers_by_hand():
+    draft = [
+        an_answer(0, [(3, 3, 4), (3, 0, 1), (2, 1, 2)], tokens=8, seconds=2.0),
+        an_answer(1, [(3, 2, 2)], tokens=3, seconds=1.0, looping=True),
+    ]
+    plain = [an_answer(0, [], tokens=8, seconds=4.0), an_answer(1, [], tokens=3, seconds=1.5)]
+    n = numbers(draft, plain, 3)
+    assert n.acceptance_length_pooled.value == pytest.approx(9 / 4)
+    assert n.acceptance_length_mean_of_requests.value == pytest.approx((7 / 3 + 2) / 2)
+    assert n.verify_rate == pytest.approx(11 / 12) and n.acceptance_rate == pytest.approx(6 / 11)
+    # The last round ended its text at its second token: its third is not judged.
+    assert [(p.reached, p.accepted) for p in n.positions] == [(4, 3), (3, 2), (1, 1)]
+    assert [p.survival for p in n.positions] == pytest.approx([3 / 4, 2 / 4, 1 / 2])
+    assert n.tokens_per_second.value == pytest.approx(11 / 3)
+    assert n.over_plain.value == pytest.approx(5.5 / 3)
+    assert n.looping == 0.5
+    assert n.pooled_without_looping.value == pytest.approx(7 / 3)
+    assert n.pooled_of_looping.value == pytest.approx(2.0)
+    alone = numbers(plain, plain, 3)
+    assert alone.acceptance_length_pooled is None and alone.over_plain is None and alone.positions == ()
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say():
+    generator = np.random.default_rng(5)
+    covered = 0
+    for _ in range(200):
+        below = generator.integers(5, 15, 60).astype(float)
+        above = below * generator.normal(2.0, 0.5, 60)
+        estimate = ratio([above], [below])
+        assert estimate.low < estimate.value < estimate.high
+        covered += estimate.low < 2.0 < estimate.high
+    assert 178 <= covered <= 199  # 95 % of 200, within 4 standard errors
+
+
+def test_sums_are_by_prompt():
+    answers = [an_answer(4, []), an_answer(2, []), an_answer(4, [])]
+    assert by_prompt(answers, [2, 4], lambda a: a.tokens).tolist() == [10, 20]
+    assert ratio([np.zeros(0)], [np.zeros(0)]) is None
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("prompts")
+    texts = standard_library()[:6]
+    for name, part in (("one", texts[:3]), ("two", texts[3:])):
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps({"turns": [t]}) + "\n" for t in part))
+    return ("--prompts", directory / "one.jsonl", "--prompts", directory / "two.jsonl")
+
+
+def test_the_block_drafter_has_no_chain():
+    """Its tokens are those of a chain whose Markov bias is zero, and the text is the target's own."""
+    models = Models.load("tiny", "tiny-draft", dtype="float32")
+    bare = without_markov(models)
+    assert set(models.heads()) == {"markov", "confidence"} and bare.heads() == {}
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    texts, lengths = [], []
+    for loaded in (models, bare):
+        with DSparkDecoder(lambda loaded=loaded: loaded, Options(policy="fixed")) as decoder:
+            result = decoder.generate("import os\n", params)
+        texts.append(result.token_ids)
+        lengths.append(result.acceptance_length)
+    assert texts[0] == texts[1] and lengths[0] != lengths[1]
+
+
+class Page(HTMLParser):
+    """Counts what is in it, and sees that what is opened is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], {}
+
+    def handle_starttag(self, tag, attrs):
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_evaluates_the_embedded_pair(prompts, tmp_path):
+    page = tmp_path / "report.html"
+    code, out, err = run("evaluate", *prompts, *QUICK, "--html", page, "--json")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    assert [r["temperature"] for r in said["regimes"]] == [0.0, 0.7]
+    for regime in said["regimes"]:
+        assert list(regime["data_sets"]) == ["one", "two", "all"]
+        for methods in regime["data_sets"].values():
+            assert list(methods) == ["plain", "draft", "block", "ngram"]
+            assert methods["plain"]["acceptance_length_pooled"] is None
+            for drafter in ("draft", "block", "ngram"):
+                pooled = methods[drafter]["acceptance_length_pooled"]
+                assert 1 <= pooled["low"] <= pooled["value"] <= pooled["high"] <= 8
+                assert methods[drafter]["acceptance_length_mean_of_requests"]["value"] >= 1
+                assert len(methods[drafter]["acceptance_by_position"]) == 7
+            assert methods["draft"]["over_plain"]["value"] > 0 and methods["block"]["over_plain"] is None
+            assert methods["draft"]["verify_rate"] == 1.0
+        both = [regime["data_sets"][name]["draft"]["answers"] for name in ("one", "two", "all")]
+        assert both == [3, 3, 6]
+        head = regime["confidence_head"]
+        assert len(head["survival"]) == 7 and 0 <= head["overall"]["ece"] <= 1
+        assert regime["confidence_head_calibrated"] is not None  # the embedded draft has a calibration
+    greedy = said["regimes"][0]["data_sets"]["all"]
+    assert greedy["plain"]["tokens"] == greedy["draft"]["tokens"] == greedy["block"]["tokens"]
+    parsed = Page()
+    parsed.feed(page.read_text())
+    assert parsed.open == [] and parsed.seen["svg"] == 2 * 4 and parsed.seen["table"] == 1 + 2 * 3
+
+
+def test_prints_tables(prompts):
+    code, out, _ = run("evaluate", *prompts, *QUICK, "--temperature", "0", "--acceptance", "coupled")
+    assert code == 0 and "acceptance length (pooled)" in out and "(mean of requests)" in out
+    assert "coupled, temperature 0" in out and "confidence head" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--no-draft",), "nothing to evaluate"),
+        (("--html", "/nowhere/report.html"), "name a file in a directory that is there"),
+        (("--prompts", "/nowhere.jsonl"), "/nowhere.jsonl cannot be read"),
+        (("--tokens", "0"), "tokens must be at least 1"),
+        (("--policy", "threshold"), "needs a confidence_threshold"),
+    ],
+)
+def test_refused_before_the_work(flags, message):
+    code, _, err = run("evaluate", *flags)
+    assert code == 2 and message in err and "Traceback" not in err

@@ -1,0 +1,227 @@
+"""`examples/service.py` behind a real server and a real HTTP client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("uvicorn")
+pytest.importorskip("fastapi.sse")
+
+from dspark import DSparkDecoder, SamplingParams  # noqa: E402
+
+SERVICE = Path(__file__).parent.parent / "examples" / "service.py"
+PROMPTS = ["def read(self, size):\n", "import os\n", "class A:\n    ", "x = [", "for i in ", "return "]
+ENDLESS = {"temperature": 0.0, "ignore_eos": True}
+
+
+class Service:
+    """The example as a process of its own, on a free port."""
+
+    def __init__(self, *flags: str) -> None:
+        command = [sys.executable, "-u", str(SERVICE), "--draft", "tiny-draft", "--dtype", "float64"]
+        self.process = subprocess.Popen(
+            [*command, "--port", "0", *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        self.log: list[str] = []
+        for line in self.process.stderr or ():
+            self.log.append(line)
+            if found := re.search(r"running on (http://\S+)", line):
+                self.url = found[1]
+                break
+        else:
+            raise AssertionError("".join(self.log))
+        # Else the pipe fills and the server stands still.
+        threading.Thread(target=lambda: self.log.extend(self.process.stderr or ()), daemon=True).start()
+
+    def client(self) -> Any:
+        return httpx.AsyncClient(base_url=self.url, timeout=60, limits=httpx.Limits(max_connections=None))
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with Service() as service:
+        yield service
+
+
+async def read(client: Any, prompt: Any, params: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async with client.stream("POST", "/generate", json={"prompt": prompt, "params": params}) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        async for line in answer.aiter_lines():
+            if line:
+                yield json.loads(line.removeprefix("data: "))
+
+
+async def rest(client: Any) -> dict[str, Any]:
+    """Waits until nothing runs or waits; the stats then."""
+    for _ in range(2000):
+        stats: dict[str, Any] = (await client.get("/stats")).json()
+        if stats["running"] == stats["queued"] == 0:
+            return stats
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"the service does not come to rest: {stats}")
+
+
+def test_two_hundred_clients_at_once(service: Service, decoders: Callable[..., DSparkDecoder]) -> None:
+    """A quarter leaves early, a quarter has a stop string; nobody's text depends on who else is there."""
+    decoder = decoders(dtype="float64")
+    wholes = [decoder.generate(p, SamplingParams(temperature=0.0, max_tokens=32)) for p in PROMPTS]
+    stops = [whole.text[12:15] for whole in wholes]
+
+    async def visit(client: Any, i: int) -> None:
+        prompt, whole, stop = PROMPTS[i % 6], wholes[i % 6], stops[i % 6]
+        text, last = "", {}
+        if i % 4 == 0:
+            async with contextlib.aclosing(read(client, prompt, ENDLESS)) as events:
+                async for event in events:
+                    text += event["text"]
+                    if len(text) > 4:
+                        break
+            shared = min(len(text), len(whole.text))
+            assert text[:shared] == whole.text[:shared]
+            return
+        params: dict[str, Any] = {"temperature": 0.0, "max_tokens": 32}
+        async for event in read(client, prompt, {**params, "stop": [stop]} if i % 4 == 1 else params):
+            assert not last, "nothing follows the last event"
+            text += event["text"]
+            last = event if "finish_reason" in event else {}
+        assert last["usage"]["prompt_tokens"] == len(whole.prompt_token_ids)
+        assert last["speculation"]["state"].startswith("on")
+        if i % 4 == 1:
+            assert text == whole.text[: whole.text.index(stop)]
+            assert (last["finish_reason"], last["stop_reason"]) == ("stop", stop)
+        else:
+            assert text == whole.text and last["usage"]["completion_tokens"] == len(whole.token_ids)
+            assert last["finish_reason"] == whole.finish_reason
+            assert last["speculation"]["acceptance_length"] >= 1.0
+
+    async def main() -> None:
+        async with service.client() as client:
+            before = await rest(client)
+            await asyncio.gather(*(visit(client, i) for i in range(200)))
+            after = await rest(client)
+            assert after["finished"] - before["finished"] == 200
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_cancels_its_request(service: Service) -> None:
+    async def main() -> None:
+        async with service.client() as client:
+            async with contextlib.aclosing(read(client, PROMPTS[0], ENDLESS)) as events:
+                await anext(events)
+                assert (await client.get("/stats")).json()["running"] == 1
+            stats = await rest(client)
+            # It would have gone on to the window of 2048.
+            assert stats["tokens"] - (await client.get("/stats")).json()["tokens"] == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"prompt": "x", "params": {"temperature": -1}}, "temperature must be a number of at least 0"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": [1, 9999]}, "prompt token 1 is 9999"),
+        ({"prompt": [1] * 2049}, "the prompt has 2049 tokens, the context window 2048"),
+        ({"prompt": "x", "params": {"n": 2}}, "a stream has one sample"),
+        ({"prompt": "x", "params": {"warmth": 1}}, "warmth"),
+        ({"prompt": "x", "params": {"logit_bias": {"a": 1}}}, "logit_bias must map token ids to numbers"),
+        ({"prompt": "x", "params": 3}, "body.params"),
+        ({"prompt": "x", "more": 3}, "body.more"),
+        ({}, "a prompt is a string or a list of token ids, not NoneType"),
+    ],
+)
+def test_a_wrong_request_gets_the_librarys_sentence(service: Service, body: Any, sentence: str) -> None:
+    answer = httpx.post(f"{service.url}/generate", json=body)
+    assert answer.status_code == 400 and sentence in answer.json()["detail"]
+
+
+def test_other_routes_and_parameters(service: Service) -> None:
+    assert httpx.get(f"{service.url}/health").json() == {"status": "ok"}
+    answer = httpx.post(f"{service.url}/chat", json={"messages": [{"role": "user", "content": "hello"}]})
+    assert answer.status_code == 400 and "chat template" in answer.json()["detail"]
+    assert httpx.post(f"{service.url}/generate", content=b"{").status_code == 400
+    info = httpx.get(f"{service.url}/stats").json()["info"]
+    assert info["dtype"] == "float64" and info["max_queue_size"] == 256
+    params = {"logit_bias": {"0": 100.0}, "max_tokens": 9, "temperature": 0.0}
+    answer = httpx.post(f"{service.url}/generate", json={"prompt": [7, 8], "params": params})
+    [event] = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
+    assert event["token_ids"] == [0] and event["finish_reason"] == "stop"
+    params = {**ENDLESS, "timeout": 0.2}
+    answer = httpx.post(f"{service.url}/generate", json={"prompt": "x", "params": params}, timeout=60)
+    assert '"finish_reason": "abort"' in answer.text.strip().splitlines()[-1]
+
+
+def test_a_full_queue_and_the_end() -> None:
+    """One place, two seats: who comes later is sent away at once.
+
+    Then SIGTERM: what runs and waits may finish, new requests are sent away, and what takes longer than the
+    grace time is aborted.
+    """
+    with Service("--max-batch-size", "1", "--max-queue-size", "2", "--grace", "1.5") as service:
+        check_a_full_queue_and_the_end(service)
+
+
+def check_a_full_queue_and_the_end(service: Service) -> None:
+    ended: list[dict[str, Any]] = []
+
+    async def stay(client: Any, params: dict[str, Any]) -> None:
+        async for event in read(client, PROMPTS[0], params):
+            if "finish_reason" in event:
+                ended.append(event)
+
+    async def state(client: Any, running: int, queued: int) -> None:
+        while True:
+            stats = (await client.get("/stats")).json()
+            if (stats["running"], stats["queued"]) == (running, queued):
+                return
+            await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        async with service.client() as client, service.client() as others:
+            first = asyncio.create_task(stay(client, ENDLESS))
+            await state(others, 1, 0)
+            waiting = [asyncio.create_task(stay(client, {"temperature": 0.0, "max_tokens": 5}))]
+            await state(others, 1, 1)
+            waiting += [asyncio.create_task(stay(client, ENDLESS))]
+            await state(others, 1, 2)
+            body = {"prompt": PROMPTS[1], "params": ENDLESS}
+            answers = await asyncio.gather(*(others.post("/generate", json=body) for _ in range(8)))
+            assert {answer.status_code for answer in answers} == {503}
+            assert all(answer.headers["retry-after"] == "1" for answer in answers)
+            assert "max_queue_size = 2" in answers[0].json()["detail"]
+            service.process.send_signal(signal.SIGTERM)
+            while (await others.get("/health")).status_code != 503:
+                await asyncio.sleep(0.01)
+            answer = await others.post("/generate", json=body)
+            assert answer.status_code == 503 and "shuts down" in answer.json()["detail"]
+            first.cancel()
+            await asyncio.gather(*waiting)
+
+    asyncio.run(main())
+    # uvicorn ends by the signal itself once it has shut down.
+    assert service.process.wait(60) in (0, -signal.SIGTERM), "".join(service.log)
+    assert [event["finish_reason"] for event in ended] == ["length", "abort"]
+    assert not any("Traceback" in line for line in service.log), "".join(service.log)
