@@ -196,11 +196,20 @@ def test_sizes_and_what_is_said_of_it(target: TransformersTarget) -> None:
     assert isinstance(target, Target)
 
 
+def test_hidden_states_in_place_of_logits(target: TransformersTarget) -> None:
+    if "output head" in target.refuses_to_lend:
+        pytest.skip("the head is not lent")
+    logits, _ = target(tokens(5), [(target.new_cache(), 5)])
+    hidden, taps = target(tokens(5), [(target.new_cache(), 5)], (0,), "hidden")
+    assert taps is not None
+    assert torch.allclose(target.project(hidden), logits, atol=1e-4, rtol=1e-4)
+
+
 def test_misuse_is_refused(target: TransformersTarget) -> None:
     cache = target.new_cache()
     with pytest.raises(ConfigError, match=r"segments of \[2\] rows"):
         target(tokens(3), [(cache, 2)])
-    with pytest.raises(ConfigError, match="'all' or 'last'"):
+    with pytest.raises(ConfigError, match="'all', 'last' or 'hidden'"):
         target(tokens(3), [(cache, 3)], logits="first")
     with pytest.raises(ConfigError, match=f"layer {LAYERS - 1} cannot be tapped"):
         target(tokens(3), [(cache, 3)], (LAYERS - 1,))

@@ -148,7 +148,7 @@ def test_misuse_is_refused(target: TargetModel) -> None:
     cache = target.new_cache()
     with pytest.raises(ConfigError, match=r"segments of \[2\] rows"):
         target(tokens(3), [(cache, 2)])
-    with pytest.raises(ConfigError, match="'all' or 'last'"):
+    with pytest.raises(ConfigError, match="'all', 'last' or 'hidden'"):
         target(tokens(3), [(cache, 3)], logits="first")
     with pytest.raises(ConfigError, match="layer 4 cannot be tapped"), torch.inference_mode():
         target(tokens(3), [(cache, 3)], (4,))

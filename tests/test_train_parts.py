@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dspark.errors import ConfigError
+from dspark.pretrained import resolve
+from dspark.target import load_target
 from dspark.target.config import TargetConfig
 from dspark.train.attention import block_attention
-from dspark.train.batch import Anchors, choose_anchors, label_blocks, sample_anchors
+from dspark.train.batch import Anchors, Batch, choose_anchors, label_blocks, sample_anchors
+from dspark.train.data.conversations import Conversation
 from dspark.train.distances import ROWS_AT_ONCE, TeacherLaw, distances
-from dspark.train.examples import Order, seeded
+from dspark.train.examples import Order, noisy, seeded
+from dspark.train.head import embeddings_and_head, teacher_logits
 from dspark.train.losses import Objective, reaching_weights, slot_weights
 from dspark.train.optimiser import Optimiser, Rate
 from dspark.train.shape import Shape, default_taps, draft_config
+from dspark.train.teacher import Teacher
 
 
 def generators(count: int) -> list[torch.Generator]:
@@ -198,15 +205,10 @@ def test_shapes_that_cannot_be(shape: Shape, named: str, tiny_config: TargetConf
 
 @pytest.fixture(scope="module")
 def tiny_config() -> TargetConfig:
-    from dspark.pretrained import resolve
-
     return TargetConfig.from_directory(resolve("tiny", "target"))
 
 
 def test_noise_is_bounded_and_repeatable() -> None:
-    from dspark.train.batch import Batch
-    from dspark.train.examples import noisy
-
     zeros: Tensor = torch.zeros(2, 5, 6)
     flat = torch.zeros(2, 5)
     batch = Batch(flat.long(), flat.bool(), zeros, zeros, flat)
@@ -214,3 +216,34 @@ def test_noise_is_bounded_and_repeatable() -> None:
     assert 0.02 < float(found.abs().max()) <= 0.025
     assert torch.equal(found, noisy(batch, 0.05, generators(2)).taps)
     assert noisy(batch, 0.0, generators(2)) is batch
+
+
+def test_a_teacher_in_16_bits_normalises_by_float32_logits() -> None:
+
+    from dspark.pretrained import resolve
+    from dspark.target import load_target
+
+    path = resolve("tiny", "target")
+    target = load_target(path, dtype=torch.bfloat16)
+    head = embeddings_and_head(path, (512, 96), None)[1]
+    one = Conversation(np.arange(20, 60), ((5, 40),))
+    for given, worst in ((head, 1e-5), (None, 1.0)):
+        (states,) = Teacher(target, (0,), given).states([one])
+        law = TeacherLaw.of_logits(teacher_logits(states.hidden, head), states.normalisers)
+        off = float((law.probabilities[4:].sum(1) - 1.0).abs().max())
+        assert off < worst
+        assert (off > 1e-4) == (given is None)
+
+
+@pytest.mark.parametrize("name", ["tiny", "hybrid"])
+def test_a_pass_gives_hidden_states_in_place_of_logits(name: str) -> None:
+    path = resolve("tiny", "target") if name == "tiny" else Path(__file__).parent / "data" / name / "target"
+    target = load_target(path)
+    ids = torch.arange(10, 30)
+    with torch.inference_mode():
+        logits, taps = target(ids, [(target.new_cache(), 12), (target.new_cache(), 8)], (0, 2))
+        hidden, again = target(ids, [(target.new_cache(), 12), (target.new_cache(), 8)], (0, 2), "hidden")
+        assert torch.allclose(target.project(hidden), logits, atol=1e-4)
+        assert taps is not None
+        assert again is not None
+        assert torch.equal(taps, again)

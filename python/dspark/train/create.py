@@ -58,15 +58,16 @@ def new_draft(
 
 
 def _copied_layers(config: DraftConfig, target: Path, layers: Sequence[int]) -> dict[str, Tensor]:
-    """The tensors of the target's layers under the draft's names; norms of queries and keys stay new where
-    the target has none."""
+    """The tensors of the target's layers and its final norm under the draft's names; norms of queries and
+    keys stay new where the target has none."""
     if len(layers) != config.num_hidden_layers:
         raise ConfigError(
             f"start_layers {list(layers)} must name {config.num_hidden_layers} layers of the target, one for "
             "each of the draft's"
         )
     weights = WeightFiles.open(target)
-    found: dict[str, Tensor] = {}
+    norm = weights.check("model.norm.weight", (config.hidden_size,))
+    found = {"norm.weight": read_tensor(norm).float()}
     for ours, theirs in enumerate(layers):
         for name, shape in draft_shapes(config, weights).items():
             prefix = f"layers.{ours}."

@@ -30,6 +30,7 @@ def generate(settings: Settings, say: Say) -> list[Path]:
         data.draft,
         device=settings.device,
         dtype=settings.dtype,
+        policy="fixed",
         max_batch_size=data.batch_size,
     ) as decoder:
         if data.prompts is not None:

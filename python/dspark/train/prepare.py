@@ -25,6 +25,7 @@ from dspark.train.create import draft_from, new_draft
 from dspark.train.data.conversations import Conversation, frequent_tokens
 from dspark.train.examples import StateSource
 from dspark.train.gather import gather, generate
+from dspark.train.head import embeddings_and_head
 from dspark.train.report import Say, duration
 from dspark.train.settings import Settings, fingerprint
 from dspark.train.shape import draft_config, mask_token
@@ -113,10 +114,18 @@ def _check_resumable(settings: Settings, state: dict[str, Any] | None, run: dict
         )
 
 
+def teacher_of(ready: Prepared) -> Teacher:
+    """The target as a teacher, with a head in float32 where its own computes in 16 bits."""
+    config, target, head = ready.draft.config, ready.target, None
+    if target.dtype.itemsize < 4:
+        shape = (config.vocab_size, config.target_hidden_size)
+        head = embeddings_and_head(ready.target_path, shape, None)[1].to(ready.world.device)
+    return Teacher(target, config.target_layer_ids, head)
+
+
 def states_of(settings: Settings, ready: Prepared, say: Say) -> StateSource:
     """The teacher's states: the target's own passes, or a cache that is filled first."""
-    config = ready.draft.config
-    teacher = Teacher(ready.target, config.target_layer_ids)
+    config, teacher = ready.draft.config, teacher_of(ready)
     directory = settings.data.cache
     if directory is None:
         return teacher
@@ -124,6 +133,7 @@ def states_of(settings: Settings, ready: Prepared, say: Say) -> StateSource:
         "target": settings.target,
         "taps": list(config.target_layer_ids),
         "dtype": str(ready.target.dtype),
+        "normalisers": "float32",
     }
     if ready.world.is_main:
         cache = StateCache(directory, said)

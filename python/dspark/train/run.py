@@ -19,12 +19,11 @@ from dspark.train.checkpoint import load_state, save_state
 from dspark.train.create import trained_parameters
 from dspark.train.loop import Loop, Progress
 from dspark.train.optimiser import Optimiser, Rate
-from dspark.train.prepare import Prepared, prepare, states_of
+from dspark.train.prepare import Prepared, prepare, states_of, teacher_of
 from dspark.train.report import Log, Say
 from dspark.train.save import check_packaging, save_draft
 from dspark.train.settings import Settings
 from dspark.train.step import Blocks, Stepper, loss_pass_of
-from dspark.train.teacher import Teacher
 from dspark.train.world import distribute, join, whole
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -125,7 +124,7 @@ def _held_out(settings: Settings, ready: Prepared) -> HeldOut | None:
         raise ConfigError("a draft in training has a head of its own")
     return HeldOut(
         ready.held_out[: settings.held_out_sequences],
-        Teacher(ready.target, ready.draft.config.target_layer_ids),
+        teacher_of(ready),
         whole(head.weight.detach()),
         anchors=settings.held_out_anchors,
         temperatures=settings.temperatures,

@@ -53,7 +53,7 @@ class Settings:
     Attributes:
         target: a directory or a known name. output: the run's directory; the draft is in its `draft`.
         shape: of a new draft; start: or a draft to go on from; start_layers: the target's layers that a new
-            draft's start as copies of.
+            draft's start as copies of, its final norm with them.
         anchors: blocks per sequence. failed_anchors: share of them where verify passes failed.
         context_noise: see `noisy`. learning_rate, warmup, clip, muon, weight_decay, betas: of the optimiser.
         micro_batch: sequences at a time. bf16: autocast. attention: see `dspark.train.attention`.

@@ -29,9 +29,19 @@ class States:
 class Teacher:
     """Runs conversations through the target, whole and from their beginning, as prefill does."""
 
-    def __init__(self, target: Target, taps: Sequence[int]) -> None:
+    def __init__(self, target: Target, taps: Sequence[int], head: Tensor | None = None) -> None:
+        """`head` `[vocabulary, hidden]`, f32: of a target in 16 bits, whose own logits are too coarse (those
+        of bfloat16 around 20 are 0.06 off)."""
         self.target = target
         self.taps = tuple(taps)
+        self._head = head
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's logits `[rows, vocabulary]`, f32 or wider, of normed hidden states."""
+        if self._head is not None:
+            return hidden.float() @ self._head.T
+        logits = self.target.project(hidden.to(self.target.dtype))
+        return logits if logits.dtype == torch.float64 else logits.float()
 
     def states(self, conversations: Sequence[Conversation]) -> list[States]:
         """One pass over all of them.
@@ -53,7 +63,7 @@ class Teacher:
                 first = one.answers[0][0] - 1  # the row that predicts the first answer token
                 for start in range(max(first, 0), len(last), ROWS_AT_ONCE):
                     rows = slice(start, start + ROWS_AT_ONCE)
-                    normalisers[rows] = self.target.project(last[rows]).float().logsumexp(-1)
+                    normalisers[rows] = self.logits(last[rows]).logsumexp(-1)
                 if not (normalisers.isfinite().all() and tapped.isfinite().all()):
                     raise NumericsError(f"the target gave a NaN or an infinity on conversation {one.key()}")
                 found.append((tapped, last, normalisers))
