@@ -22,7 +22,8 @@ def decoders() -> Iterator[Decoders]:
     with ExitStack() as stack:
 
         def make(draft: str | None = "tiny-draft", **options: Any) -> DSparkDecoder:
-            decoder = DSparkDecoder.from_pretrained("tiny", draft, device="cpu", **options)
+            # Rounds that follow the clock could not be compared.
+            decoder = DSparkDecoder.from_pretrained("tiny", draft, device="cpu", policy="fixed", **options)
             return stack.enter_context(decoder)
 
         yield make
