@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from dspark.draft import DraftContext, DSparkDraftModel
 
-WAITING_ROWS = 64
-"""Rows of one request that may wait: one pass over as many costs what eight over one row do (SmolLM2)."""
+WAITING_ROWS = 256
+"""Rows of one request that may wait. Many rows in one pass cost a fraction of as many passes, and a request
+that ends before it drafts costs nothing; the bound is for memory (SmolLM2: 3 MB a request)."""
 
 
 @dataclass(slots=True)
@@ -23,9 +24,9 @@ class _Waiting:
 class ContextFeed:
     """Draft contexts by request id, and the taps of committed tokens that are not in them yet.
 
-    A round without a draft leaves one row of taps per request. These wait until a draft pass or a fork needs
-    the context, or until one request has more than `WAITING_ROWS` of them: then all that wait go through the
-    draft's projections in one pass.
+    A prompt leaves its rows of taps, a round without a draft one row per request. These wait until a draft
+    pass or a fork needs the context, or until one request has more than `WAITING_ROWS` of them: then all
+    that wait go through the draft's projections in one pass.
     """
 
     def __init__(self, draft: DSparkDraftModel | None) -> None:
@@ -33,14 +34,14 @@ class ContextFeed:
         self._draft = draft
         self._waiting: dict[int, _Waiting] = {}
 
-    def take(self, taps: Sequence[tuple[int, Tensor]], now: Container[int]) -> None:
+    def take(self, taps: Sequence[tuple[int, Tensor]], now: Collection[int] = ()) -> None:
         """Taps `[rows, taps * hidden]` of each request's newly committed tokens; those of requests in `now`
         become context at once, together with what waits of the same requests."""
         full = False
         for request, rows in taps:
             waiting = self._waiting.setdefault(request, _Waiting([]))
             # A copy where they wait: a view would keep the taps of the whole pass in memory.
-            waiting.pieces.append(rows if request in now else rows.clone())
+            waiting.pieces.append(rows if request in now or len(taps) == 1 else rows.clone())
             waiting.rows += rows.shape[0]
             full |= waiting.rows > WAITING_ROWS
         self._feed(tuple(self._waiting) if full else now)
@@ -61,7 +62,7 @@ class ContextFeed:
         self.contexts.pop(request, None)
         self._waiting.pop(request, None)
 
-    def _feed(self, requests: Container[int]) -> None:
+    def _feed(self, requests: Collection[int]) -> None:
         due = [request for request in self._waiting if request in requests]
         if not due or self._draft is None:
             return

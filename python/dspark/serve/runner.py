@@ -108,7 +108,8 @@ class Runner:
         logits, taps = self.target(self._ids(part), [(cache, len(part))], wanted, logits="last")
         cache.advance(len(part))
         if taps is not None:
-            self._feed.take([(request, taps)], now=[request])
+            # The first token does not wait for the draft's context.
+            self._feed.take([(request, taps)])
         return logits
 
     def feed(self, ids: list[int]) -> None:
