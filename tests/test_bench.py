@@ -11,7 +11,6 @@ import pytest
 
 from commandline import run
 from dspark.bench.cells import Cell, Grid, predicted_seconds
-from dspark.bench.looping import is_looping
 from dspark.bench.prompt_sets import SETS, built_in
 from dspark.bench.ratios import ratio_over_best
 from dspark.bench.report import report_cell
@@ -89,15 +88,6 @@ def test_what_falls_short_is_marked(mine: list[float], marks: tuple[str, ...]) -
     assert shown["modes"]["fixed"]["verify_budget"] == 3.0
     assert shown["modes"]["fixed"]["looping_share"] == 0.25
     assert shown["modes"]["plain"]["tokens_per_second"] == pytest.approx(4 * 63)
-
-
-def test_loops_are_seen() -> None:
-    assert is_looping([*range(20), *[1, 2, 3, 4] * 3])
-    assert is_looping([7] * 12) and is_looping([1, 2] * 6)
-    assert not is_looping([1, 2, 3, *[7] * 11]), "eleven times the same token is no loop yet"
-    assert not is_looping(list(range(60)))
-    assert not is_looping([*[1, 2, 3, 4] * 3, 9]), "it came out of it"
-    assert not is_looping([1] * 11) and not is_looping([])
 
 
 def test_the_prompts_of_the_package_are_many_and_different() -> None:

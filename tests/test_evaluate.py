@@ -14,7 +14,6 @@ from dspark.calibrate.prompts import standard_library
 from dspark.core import Noise, accept
 from dspark.decoder import DSparkDecoder
 from dspark.evaluate.answers import Answer, by_prompt, ratio
-from dspark.evaluate.looping import is_looping
 from dspark.evaluate.ngram import Lookup, lookup_rounds
 from dspark.evaluate.numbers import numbers
 from dspark.evaluate.run import without_markov
@@ -70,13 +69,6 @@ def test_a_certain_proposal_is_accepted_as_often_as_the_target_draws_it():
     counts = np.bincount(first, minlength=3)
     assert (((counts - 6000 * p) ** 2) / (6000 * p)).sum() < 13.8  # chi-square, 2 degrees, 1 in 1000
     assert sum(accepted for accepted, _ in outcomes) == counts[1]
-
-
-def test_looping():
-    assert is_looping([1, 2, 3] * 20) and not is_looping(list(range(60)))
-    assert not is_looping([1, 2, 3] * 5)  # too short to say
-    half = [*range(40), *[7] * 30]  # 40 distinct 4-grams of 67
-    assert not is_looping(half) and is_looping([*half, *[7] * 30])
 
 
 def an_answer(prompt, rounds, tokens=10, seconds=1.0, looping=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 import torch
@@ -107,6 +107,7 @@ def test_nothing_grows_behind_the_cores_back(pairs: Callable[[str], Pair], kind:
 def test_without_a_reservation_caches_grow_by_doubling(pairs: Callable[[str], Pair]) -> None:
     runner = pairs("dense").runner()
     prefill(runner, 1, PROMPT)
+    runner.feed([1])
     assert allocated(runner, 1) == {FIRST_CAPACITY}
 
 
@@ -176,7 +177,7 @@ def test_waiting_taps_become_the_context_that_eager_ones_are(
     for runner in (late, eager):
         prefill(runner, 1, PROMPT[:20])
     plain(late, 1, text)
-    assert late._feed.contexts[1].length == 20
+    assert late._feed.contexts[1].length == 0
     with monkeypatch.context() as patch:
         patch.setattr(feed, "WAITING_ROWS", 0)
         plain(eager, 1, text)
@@ -191,6 +192,9 @@ def test_rounds_with_a_draft_cost_one_pass_each_in_the_commit(pair: Pair, passes
     with torch.inference_mode():
         for request in (1, 2):
             prefill(runner, request, PROMPT[:20])
+        assert not passes  # the first token does not wait for the context
+        runner.feed([1, 2])
+        assert passes == [[20, 20]]
         passes.clear()
         for number in range(3):
             runner.draft([1, 2], [3, 4])
@@ -225,6 +229,7 @@ def test_a_waiting_row_keeps_no_more_than_itself_in_memory(pair: Pair) -> None:
     with torch.inference_mode():
         for request in (1, 2):
             prefill(runner, request, PROMPT[:10])
+        runner.feed([1, 2])
         runner.draft([1], [3])
         runner.verify([1, 2], [3, 5, 4, 6, 7], [4, 1])
         runner.commit([1, 2], [2, 1])
@@ -252,8 +257,8 @@ def test_a_request_that_ends_takes_its_waiting_taps_along(pair: Pair, passes: li
 def test_the_checks_notice_a_row_that_gets_lost(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     take = feed.ContextFeed.take
 
-    def lossy(self: feed.ContextFeed, taps: list, now: set) -> None:
-        take(self, [(request, rows if request in now else rows * 0) for request, rows in taps], now)
+    def lossy(self: feed.ContextFeed, taps: list, now: Collection[int] = ()) -> None:
+        take(self, [(request, rows * 0) for request, rows in taps], now)
 
     monkeypatch.setattr(feed.ContextFeed, "take", lossy)
     runner, clean = pair.runner(), pair.runner()

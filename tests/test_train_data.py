@@ -15,7 +15,7 @@ from dspark import DSparkDecoder, SamplingParams
 from dspark.errors import CheckpointError, ConfigError
 from dspark.text import Tokenizer
 from dspark.train.data import generate
-from dspark.train.data.conversations import Conversation, Sieve, distinct_share, frequent_tokens, split
+from dspark.train.data.conversations import Conversation, Sieve, frequent_tokens, split
 from dspark.train.data.generate import Asked, Sampling, answer, invent, read_prompts, user_tags
 from dspark.train.data.read import ChatMarks, read_conversations
 from dspark.train.data.shards import PER_SHARD, Shards
@@ -107,7 +107,6 @@ def test_loops_duplicates_and_empty_answers_are_left_out() -> None:
     kept = list(sieve([loop, good, short, good, longer]))
     assert [len(one.tokens) for one in kept] == [30, 50]
     assert (sieve.looping, sieve.duplicate, sieve.too_short) == (1, 1, 1)
-    assert distinct_share(np.array([1, 2, 3])) == 1.0
 
 
 def test_a_prompt_is_held_out_whatever_else_there_is() -> None:

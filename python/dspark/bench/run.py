@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dspark.bench.cells import PLAIN, SETTLE, Cell, Grid, predicted_seconds
-from dspark.bench.looping import is_looping
 from dspark.decoder import DSparkDecoder
 from dspark.errors import ConfigError
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
+from dspark.text.looping import is_looping
 
 Progress = Callable[[str, int, int], None]
 

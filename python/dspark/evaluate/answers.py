@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.evaluate.looping import is_looping
 from dspark.result import GenerationResult, Round
+from dspark.text.looping import is_looping
 
 RESAMPLES = 2000
 LEVEL = 0.95

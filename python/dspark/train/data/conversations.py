@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dspark.text.looping import FEWEST_DISTINCT, distinct_share
+
 Tokens = NDArray[np.int64]
 
 NO_FAILURES: Tokens = np.empty(0, np.int64)
@@ -63,20 +65,12 @@ def _digest(tokens: Tokens) -> bytes:
     return hashlib.blake2b(tokens.astype("<u4").tobytes(), digest_size=16).digest()
 
 
-def distinct_share(tokens: Tokens, n: int = 4) -> float:
-    """Distinct n-grams over all n-grams: low where a text loops; 1 for a text shorter than that."""
-    if len(tokens) < n:
-        return 1.0
-    grams = np.lib.stride_tricks.sliding_window_view(tokens, n)
-    return len(np.unique(grams, axis=0)) / len(grams)
-
-
 @dataclass(slots=True)
 class Sieve:
     """Lets through what is worth training on, and counts the rest."""
 
     max_length: int
-    least_distinct: float = 0.5
+    least_distinct: float = FEWEST_DISTINCT
     looping: int = 0
     duplicate: int = 0
     too_short: int = 0
@@ -89,7 +83,7 @@ class Sieve:
             one = whole.cut(self.max_length)
             if not any(stop - start >= 2 for start, stop in one.answers):
                 self.too_short += 1
-            elif any(distinct_share(one.tokens[a:b]) < self.least_distinct for a, b in one.answers):
+            elif any(distinct_share(one.tokens[a:b].tolist()) < self.least_distinct for a, b in one.answers):
                 self.looping += 1
             elif (key := one.key()) in self._seen:
                 self.duplicate += 1
