@@ -1,5 +1,5 @@
-"""Texts that go round in circles. Small models do at temperature 0; every drafter shines on them, and none learns
-from them."""
+"""Texts that go round in circles. Small models do at temperature 0; every drafter shines on them, and none
+learns from them."""
 
 from __future__ import annotations
 
