@@ -41,8 +41,10 @@ def sampling(given: dict[str, Any], timeout: float) -> SamplingParams:
     """What the client asked for, with a deadline if it named none."""
     if isinstance(bias := given.get("logit_bias"), dict):  # JSON's keys are strings
         given = {**given, "logit_bias": {int(k) if k.isdecimal() else k: v for k, v in bias.items()}}
+    if given.get("timeout") is None:  # null would be none at all
+        given = {**given, "timeout": timeout}
     try:
-        return SamplingParams(**{"timeout": timeout, **given})
+        return SamplingParams(**given)
     except TypeError as error:
         raise RequestError(f"params: {error}") from None
 

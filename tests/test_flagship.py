@@ -46,6 +46,7 @@ def test_the_second_has_the_tensors_that_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_random_draft_of_full_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Peak memory of loading at most 1.1 times the weights, with progress; then one block on the CPU."""

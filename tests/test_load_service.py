@@ -128,12 +128,13 @@ def test_two_hundred_clients_at_once(service: Service, decoders: Callable[..., D
 def test_a_client_that_leaves_cancels_its_request(service: Service) -> None:
     async def main() -> None:
         async with service.client() as client:
+            before = await rest(client)
             async with contextlib.aclosing(read(client, PROMPTS[0], ENDLESS)) as events:
                 await anext(events)
                 assert (await client.get("/stats")).json()["running"] == 1
-            stats = await rest(client)
+            after = await rest(client)
             # It would have gone on to the window of 2048.
-            assert stats["tokens"] - (await client.get("/stats")).json()["tokens"] == 0
+            assert after["tokens"] - before["tokens"] < 1500
 
     asyncio.run(main())
 

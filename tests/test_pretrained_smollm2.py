@@ -7,7 +7,7 @@ import pytest
 from dspark.pretrained import resolve
 from dspark.text import Tokenizer
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 STORY = (
     "The old lighthouse stood on a cliff above the sea. Every evening the keeper climbed the stairs, lit "

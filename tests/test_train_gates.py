@@ -81,6 +81,7 @@ def test_a_markov_token_off_by_one_is_noticed(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("vocabulary", [None, 200])
 def test_one_sample_overfits_to_the_whole_block(tmp_path: Path, vocabulary: int | None) -> None:
     params = SamplingParams(max_tokens=81, temperature=0.0, ignore_eos=True)

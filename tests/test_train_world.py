@@ -68,6 +68,7 @@ def test_two_processes_give_the_weights_of_one(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_two_processes_resume_to_the_same_weights(
     tmp_path: Path, decoders: Callable[..., DSparkDecoder], how: str

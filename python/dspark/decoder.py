@@ -80,23 +80,27 @@ class DSparkDecoder:
         `target` and `draft` are directories in the Hugging Face layout, names that the package knows, or
         Hub ids (with the extra `dspark[hub]`). Without a draft the same engine decodes plainly.
 
-        Options: `device` ("auto", "cpu", "cuda"); `dtype` ("auto": the checkpoint's, "float32",
-        "float16", "bfloat16", "float64"); `policy` ("throughput" drafts and verifies
-        what raises the expected tokens per second, "fixed" verifies all that was drafted, "threshold" stops
-        before the first confidence below `confidence_threshold`); `cost_table`, what "throughput" plans by in
-        place of a measurement (with a draft and without a table, passes are timed at the start, which takes a
-        second at most and is kept on disk);
-        `calibration` of the confidence head, one for every request or the path of a file that
-        `dspark calibrate` wrote (default: for policy "throughput" the draft's own `calibration.json`, if
-        there is one; the others take the head's own confidences); `block_size`, tokens to draft per round at
-        most;
-        `markov_candidates`, restricts each step of the Markov chain to that many candidates; `acceptance`
-        ("rejection", "block" or "coupled"); `max_batch_size` requests at once; `max_model_len`, the
-        context window; `max_kv_tokens`, positions in the caches over all running requests (a request
-        reserves its prompt and `max_tokens`, which without a limit is the whole window, and waits until
-        they fit); `prefill_chunk_size`, prompt tokens that one pass runs before the others go on;
-        `max_queue_size`, requests that may wait for a place: one more raises `QueueFullError` at once;
-        `progress` is called with bytes read so far and in all, for each model.
+        Args:
+            device: "auto", "cpu" or "cuda".
+            dtype: "auto" (the checkpoint's), "float32", "float16", "bfloat16" or "float64".
+            policy: "throughput" drafts and verifies what raises the expected tokens per second, "fixed"
+                verifies all that was drafted, "threshold" stops before the first confidence below
+                `confidence_threshold`.
+            cost_table: what "throughput" plans by. Without one, and with a draft, passes are timed at the
+                start: about two dozen, a second where they are fast. The times are kept on disk.
+            calibration: of the confidence head, one for every request or the path of a file that
+                `dspark calibrate` wrote. Without one, "throughput" takes the draft's own `calibration.json`
+                if there is one; the other policies take the head's own confidences.
+            block_size: tokens to draft per round at most.
+            markov_candidates: restricts each step of the Markov chain to that many candidates.
+            acceptance: "rejection", "block" or "coupled".
+            max_batch_size: requests that run at once.
+            max_model_len: the context window, in tokens.
+            max_kv_tokens: positions in the caches of running requests and kept prefixes. Refused is only what
+                would not fit alone; under pressure the youngest request gives up its caches for a while.
+            prefill_chunk_size: prompt tokens that one pass runs before the others go on.
+            max_queue_size: requests that may wait for a place; one more raises `QueueFullError` at once.
+            progress: called with bytes read so far and in all, for each model.
 
         Raises `CheckpointError` for a model that cannot be loaded and `ConfigError` for options that
         contradict each other or the models.

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import torch
 
+from dspark.attention.workers import parallel_region
 from dspark.checkpoint.calibration import FILE_NAME, Entry
 from dspark.draft import DSparkDraftModel, load_draft
 from dspark.errors import CheckpointError, ConfigError, RequestError
@@ -155,6 +156,13 @@ class Models:
         """The draft's heads as the core reads them."""
         return {} if self.draft is None else heads_to_core(self.draft)
 
+    def _attention(self) -> str:
+        """What attends, and on how many threads."""
+        if self.target.device.type != "cpu":
+            return "torch"
+        threads = "torch's threads" if parallel_region() else "one thread: no OpenMP library is torch's alone"
+        return f"the core's, on {threads}, for a few rows of float32 or bfloat16; torch's for the rest"
+
     def info(self) -> dict[str, Any]:
         """What was loaded, and how it runs."""
         target, draft = self.paths
@@ -169,7 +177,7 @@ class Models:
             "decisions": "Rust on the CPU, reading logits in place"
             if self.target.device.type == "cpu"
             else "Rust on the CPU, logits copied to the host",
-            "attention": "torch",
+            "attention": self._attention(),
             "target_runs_through": getattr(self.target, "runs_through", "dspark"),
             "speculation": self.speculation,
             "switched_off": list(self.switched_off),
