@@ -228,7 +228,6 @@ fn many_threads_use_one_engine_and_it_closes_while_busy() {
                     }
                     if turn % 5 == 0 {
                         cancelled.store(true, Ordering::Relaxed);
-                        queue.wake();
                     } else if turn < 20 {
                         while !inbox.is_over() {
                             std::thread::yield_now();

@@ -215,13 +215,14 @@ class DSparkDraftModel(nn.Module):
             )
         if taps.shape[0] == 0:
             return
+        for context, n in contexts:  # all of them before the first changes
+            context.require(context.length + n)
         taps = taps.to(self.dtype)
         rows = self._rotary_table().spans([(context.length, context.length + n) for context, n in contexts])
         keys_values = self._context(taps, rows)
         start = 0
         for context, n in contexts:
             end = context.length + n
-            context.require(end)
             context.data[:, :, context.length : end] = keys_values[:, :, start : start + n]
             context.length = end
             start += n

@@ -25,8 +25,8 @@ class ContextFeed:
     """Draft contexts by request id, and the taps of committed tokens that are not in them yet.
 
     A prompt leaves its rows of taps, a round without a draft one row per request. These wait until a draft
-    pass or a fork needs the context, or until one request has more than `WAITING_ROWS` of them: then all
-    that wait go through the draft's projections in one pass.
+    pass or a fork needs the context, or until one request has more than `WAITING_ROWS` of them: then those
+    of the whole batch go through the draft's projections in one pass.
     """
 
     def __init__(self, draft: DSparkDraftModel | None) -> None:
@@ -41,10 +41,12 @@ class ContextFeed:
         for request, rows in taps:
             waiting = self._waiting.setdefault(request, _Waiting([]))
             # A copy where they wait: a view would keep the taps of the whole pass in memory.
-            waiting.pieces.append(rows if request in now or len(taps) == 1 else rows.clone())
+            is_whole = rows.untyped_storage().nbytes() == rows.nbytes
+            waiting.pieces.append(rows if request in now or is_whole else rows.clone())
             waiting.rows += rows.shape[0]
             full |= waiting.rows > WAITING_ROWS
-        self._feed(tuple(self._waiting) if full else now)
+        # Of this pass alone: what ended requests left waits for the fork that needs it.
+        self._feed([request for request, _ in taps] if full else now)
 
     def complete(self, requests: Sequence[int]) -> list[DraftContext]:
         """The contexts of these requests, with every committed token in them."""
@@ -66,7 +68,9 @@ class ContextFeed:
         due = [request for request in self._waiting if request in requests]
         if not due or self._draft is None:
             return
-        waited = [self._waiting.pop(request) for request in due]
+        waited = [self._waiting[request] for request in due]
         pieces = [piece for waiting in waited for piece in waiting.pieces]
         grown = [(self.contexts[request], waiting.rows) for request, waiting in zip(due, waited, strict=True)]
         self._draft.extend(grown, pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+        for request in due:  # not before: a pass that fails must leave no hole
+            del self._waiting[request]

@@ -113,7 +113,8 @@ class Runner:
         return logits
 
     def feed(self, ids: list[int]) -> None:
-        """Gives the contexts of requests that resume drafting what rounds without a draft put off."""
+        """Gives the contexts of requests that are about to draft what prompts and rounds without a draft put
+        off."""
         self._feed.complete(ids)
 
     def draft(self, ids: list[int], anchors: list[int]) -> tuple[Tensor, Tensor | None]:
@@ -144,6 +145,9 @@ class Runner:
         keep = dict(zip(ids, kept, strict=True))
         for request, n in keep.items():
             self._caches[request].advance(n)
+        for request, _ in self._verified:
+            if request not in keep and (cache := self._caches.get(request)) is not None:
+                cache.advance(0)  # it ended, and its caches are kept: nothing of its last pass stays
         taps, self._verified_taps = self._verified_taps, None
         drafted, self._drafted = self._drafted, set()
         if taps is None:

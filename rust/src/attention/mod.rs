@@ -127,7 +127,7 @@ impl<T: Element> Pass<T> {
         Pass { heads, segments, element: PhantomData }
     }
 
-    /// Key positions that a layer reads, over all tasks: a measure of its work.
+    /// Key positions times queries, over all tasks: a measure of a layer's work.
     pub fn work(&self) -> usize {
         let read = |segment: &Segment| (segment.length + segment.rows) * segment.rows;
         self.segments.iter().map(read).sum::<usize>() * self.heads.keys * self.heads.groups

@@ -34,14 +34,19 @@ impl Softmax {
             max = if lane > max { lane } else { max };
         }
         if max == f32::NEG_INFINITY {
-            // Nothing is visible yet: no weight, and nothing to rescale.
+            // Nothing is visible yet, or nothing that is a number.
+            if scores.iter().any(|score| score.is_nan()) {
+                self.sum = f32::NAN;
+            }
             scores.fill(0.0);
             return 1.0;
         }
         let mut sums = [0.0f32; LANES];
         for run in runs {
             for (sum, score) in sums.iter_mut().zip(run) {
-                *score = exp(*score - max);
+                let below = *score - max;
+                // `exp` gives what is not a number no weight; here it has to show.
+                *score = if below.is_nan() { below } else { exp(below) };
                 *sum += *score;
             }
         }

@@ -187,5 +187,10 @@ fn what_is_not_a_number_stays_so() {
         let input = [vec![bad; 16], vec![0.5; 32]].concat();
         let output = run(heads, reach, &mut [request(heads, 70, 1, 3)], &input);
         assert!(output.iter().all(|x| x.is_nan()), "{bad} became {output:?}");
+        // One bad key among good ones, its value finite.
+        let mut one = request(heads, 70, 1, 3);
+        one.cache[2 * one.capacity * 16 + 5 * 16] = bad;
+        let output = run(heads, reach, &mut [one], &[0.5; 48]);
+        assert!(output.iter().all(|x| x.is_nan()), "a key of {bad} became {output:?}");
     }
 }

@@ -127,11 +127,11 @@ impl Active {
     /// What the policy is told after a round; nothing of a request that failed in it.
     pub(super) fn lesson(&mut self) -> Option<Lesson<'_>> {
         let round = self.rounds.last()?;
-        // Behind the token that ended the request nothing was refused.
         let verified = match &self.finish {
-            None => round.verified,
             Some((FinishReason::Error, ..)) => return None,
-            Some(_) => round.accepted,
+            // Ended by a drafted token: those behind it were not judged.
+            Some(_) if round.committed == round.accepted => round.accepted,
+            _ => round.verified,
         };
         let outcome = Outcome {
             drafted: round.drafted,
@@ -269,7 +269,7 @@ impl Active {
 }
 
 /// Ends a request that never ran.
-pub(super) fn end_unserved(mut request: Request, reason: FinishReason) {
+pub(super) fn end_unserved(mut request: Request, reason: FinishReason, error: Option<Failure>) {
     let timing = Timing {
         queue: request.submitted.elapsed(),
         total: request.submitted.elapsed(),
@@ -278,7 +278,7 @@ pub(super) fn end_unserved(mut request: Request, reason: FinishReason) {
     let finish = Finish {
         reason,
         stop: None,
-        error: None,
+        error,
         rounds: Vec::new(),
         timing,
         bad_draft_rows: 0,

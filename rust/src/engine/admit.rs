@@ -35,7 +35,7 @@ impl<M: ModelRunner> Engine<M> {
                 match start.filter(|_| request.max_tokens > 0) {
                     Some(start) => (Active::new(request, Instant::now()), start),
                     None => {
-                        self.end_unserved(request, FinishReason::Length);
+                        self.end_unserved(request, FinishReason::Length, None);
                         continue;
                     }
                 }
@@ -88,6 +88,8 @@ impl<M: ModelRunner> Engine<M> {
         self.prefilling.push(active);
         if failed {
             self.retire();
+        } else {
+            self.publish(Instant::now());
         }
     }
 

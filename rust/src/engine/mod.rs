@@ -150,14 +150,14 @@ impl<M: ModelRunner> Engine<M> {
             self.retire();
         }
         for request in self.queue.take_if(|request| request.is_over(now)) {
-            self.end_unserved(request, FinishReason::Abort);
+            self.end_unserved(request, FinishReason::Abort, None);
         }
     }
 
     /// Ends a request that never ran.
-    fn end_unserved(&self, request: Request, reason: FinishReason) {
+    fn end_unserved(&self, request: Request, reason: FinishReason, failure: Option<Failure>) {
         self.stats.add(|stats| stats.finished += 1);
-        end_unserved(request, reason);
+        end_unserved(request, reason, failure);
     }
 
     /// Every request from its admission to its end.
@@ -167,14 +167,17 @@ impl<M: ModelRunner> Engine<M> {
 }
 
 impl<M: ModelRunner> Drop for Engine<M> {
-    /// Nobody waits for ever: what is left is told that it was aborted.
+    /// Nobody waits for ever: what is left is told that it was aborted, or that the engine has failed.
     fn drop(&mut self) {
         self.queue.close();
-        self.admitted().for_each(|active| active.end(FinishReason::Abort, None));
+        let failed = std::thread::panicking();
+        let failure = || failed.then(|| Failure::Runner("the engine has failed and ended".into()));
+        let reason = if failed { FinishReason::Error } else { FinishReason::Abort };
+        self.admitted().for_each(|active| active.end(reason, failure()));
         self.retire();
         self.evict(usize::MAX, None);
         for request in self.queue.take_if(|_| true) {
-            self.end_unserved(request, FinishReason::Abort);
+            self.end_unserved(request, reason, failure());
         }
     }
 }

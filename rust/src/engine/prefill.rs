@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::active::charge;
 use super::round::{accept_batch, fail};
+use super::runner::check_rows;
 use super::{Engine, ModelRunner, PassRows};
 
 impl<M: ModelRunner> Engine<M> {
@@ -36,7 +37,10 @@ impl<M: ModelRunner> Engine<M> {
             }
         }
         let rows: Vec<_> = items.iter().map(|(_, part, _)| part.len()).collect();
-        let outcome = self.runner.prefill(&items);
+        let outcome = self.runner.prefill(&items).and_then(|logits| {
+            check_rows("prefill", &logits, rows.len())?;
+            Ok(logits)
+        });
         let batch = &mut self.prefilling[..rows.len()];
         let spent = charge(batch.iter_mut(), |timing| &mut timing.prefill, started);
         self.stats.add(|stats| stats.prefill += spent);

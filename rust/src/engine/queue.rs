@@ -58,7 +58,8 @@ impl Queue {
     /// Refuses a request that would not fit if it ran alone.
     fn check(&self, request: &Request) -> Result<(), Failure> {
         let demand = request.demand();
-        if Pages::needed(demand) <= Pages::new(self.max_kv_tokens).total() {
+        let fits = Pages::needed(demand) <= Pages::new(self.max_kv_tokens).total();
+        if fits || request.max_tokens == 0 {
             return Ok(());
         }
         Err(Failure::Capacity(format!(
@@ -110,22 +111,6 @@ impl Queue {
     /// Whether [`Self::close`] was called.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
-    }
-
-    /// Lets the engine look at cancelled requests that still wait.
-    pub fn wake(&self) {
-        let _waiting = self.lock();
-        self.changed.notify_all();
-    }
-
-    /// Requests that wait.
-    pub fn len(&self) -> usize {
-        self.lock().len()
-    }
-
-    /// Whether none waits.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Blocks until there is a request or the engine is closed.

@@ -33,7 +33,7 @@ impl<M: ModelRunner> Engine<M> {
     }
 
     /// Adds what is new to the statistics.
-    fn publish(&self, now: Instant) {
+    pub(super) fn publish(&self, now: Instant) {
         let all = || self.active.iter().chain(&self.prefilling).chain(&self.preempted);
         let mut latencies = self.stats.latencies();
         self.stats.add(|stats| {

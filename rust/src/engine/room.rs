@@ -3,6 +3,7 @@
 use super::cached::Cached;
 use super::pages::Pages;
 use super::{Engine, ModelRunner, PAGE_SIZE, RequestId};
+use crate::schedule::Depth;
 
 impl<M: ModelRunner> Engine<M> {
     /// Gives every decoding request the pages that its next round can need, the oldest first. Kept prefixes make room, the
@@ -51,6 +52,8 @@ impl<M: ModelRunner> Engine<M> {
         self.pages.deallocate(std::mem::take(grant));
         (*rows, *mark) = (0, 0);
         active.preemptions += 1;
+        // Its context will have to be fed again before it drafts.
+        active.depth = Depth::default();
         self.runner.release(&[active.request.id]);
         self.preempted.push_front(active);
         self.stats.add(|stats| stats.preemptions += 1);

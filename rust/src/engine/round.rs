@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::active::{Active, charge};
+use super::runner::check_rows;
 use super::{Engine, Failure, FinishReason, ModelRunner, PassRows, RunnerError};
 use crate::accept::{Rule, accept};
 use crate::calibration::{Calibration, at_temperature};
@@ -63,8 +64,11 @@ impl<M: ModelRunner> Engine<M> {
             let concerned = self.active.iter_mut().filter(|active| resuming.contains(&active.request.id));
             concerned.for_each(|active| active.fail(&error));
             self.retire();
+            // The policy counts by place, and places have changed.
+            return self.decide_depths();
         }
-        let spent = started.elapsed();
+        let fed = self.active.iter_mut().filter(|active| resuming.contains(&active.request.id));
+        let spent = charge(fed, |timing| &mut timing.draft, started);
         self.stats.add(|stats| {
             stats.draft += spent;
             stats.feed += spent;
@@ -82,7 +86,11 @@ impl<M: ModelRunner> Engine<M> {
             return Ok(());
         }
         let items: Vec<_> = drafting.iter().map(|active| (active.request.id, active.anchor())).collect();
-        let pass = match self.runner.draft(&items) {
+        let outcome = self.runner.draft(&items).and_then(|pass| {
+            check_rows("draft", &pass.base, items.len() * gamma)?;
+            Ok(pass)
+        });
+        let pass = match outcome {
             Ok(pass) => pass,
             Err(error) => {
                 // Who did not draft goes on.
@@ -150,6 +158,7 @@ impl<M: ModelRunner> Engine<M> {
             self.active.iter().map(|active| (active.request.id, active.rows.as_slice())).collect();
         (time.requests, time.tokens) = (items.len(), items.iter().map(|(_, rows)| rows.len()).sum());
         let logits = self.runner.verify(&items)?;
+        check_rows("verify", &logits, time.tokens)?;
         let verified = charge(self.active.iter_mut(), |timing| &mut timing.verify, started);
 
         let started = Instant::now();
@@ -170,10 +179,8 @@ impl<M: ModelRunner> Engine<M> {
         });
         // Clients first: what follows prepares the next round.
         self.retire();
-        if kept.is_empty() {
-            return Ok(());
-        }
         let started = Instant::now();
+        // Also for nobody: the runner lets go of what the pass left of those that ended.
         self.runner.commit(&kept)?;
         let spent = charge(self.active.iter_mut(), |timing| &mut timing.draft, started);
         time.committed = kept.iter().map(|(_, rows)| rows).sum();

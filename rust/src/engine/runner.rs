@@ -26,6 +26,15 @@ pub struct DraftPass<R> {
 #[error("{0}")]
 pub struct RunnerError(pub String);
 
+/// Refuses a pass that gave another number of rows than was asked for.
+pub(super) fn check_rows(pass: &str, found: &impl PassRows, asked: usize) -> Result<(), RunnerError> {
+    let found = found.rows().rows();
+    if found == asked {
+        return Ok(());
+    }
+    Err(RunnerError(format!("the {pass} pass gave {found} rows, and {asked} were asked for")))
+}
+
 /// The models, seen from the engine. A round calls each of `draft`, `verify` and `commit` at most once, for the whole
 /// batch; everything comes from the engine's own thread.
 pub trait ModelRunner {
@@ -37,7 +46,7 @@ pub trait ModelRunner {
     /// part's last token, `[requests, vocabulary]`.
     fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Self::Rows, RunnerError>;
 
-    /// Brings the draft context of these requests up to date, if some of it was put off in rounds without a draft.
+    /// Brings the draft context of these requests up to date: what their prompts and rounds without a draft put off.
     /// Called before the draft pass of requests that resume drafting, so that the pass can be timed by itself.
     fn feed(&mut self, _ids: &[RequestId]) -> Result<(), RunnerError> {
         Ok(())

@@ -45,7 +45,7 @@ pub struct Stats {
     pub prefill: Duration,
     /// Time in draft passes and context updates.
     pub draft: Duration,
-    /// Of this, time in commits: caches that advance and taps that become draft context.
+    /// Of this, time in commits and in catching up before a draft: caches advance, taps become draft context.
     pub feed: Duration,
     /// Time in Markov chains and confidence heads.
     pub chain: Duration,

@@ -227,6 +227,7 @@ pub fn draft_chain(
 /// `draft_chain`.
 #[pyfunction]
 pub fn step_logits(
+    py: Python<'_>,
     tokens: Vec<u32>,
     base_logits: &Bound<'_, PyAny>,
     hidden: &Bound<'_, PyAny>,
@@ -235,9 +236,11 @@ pub fn step_logits(
     let base = Tensor::from_py(base_logits, "base_logits")?;
     let hidden = (!hidden.is_none()).then(|| Tensor::from_py(hidden, "hidden")).transpose()?;
     let heads = HeadTensors::from_py(heads)?;
-    let (rows, heads) = (hidden.as_ref().map(Tensor::rows), heads.view());
-    check_heads(&heads, base.rows(), rows)?;
-    Ok(chain::step_logits(&tokens, base.rows(), rows, &heads))
+    check_heads(&heads.view(), base.rows(), hidden.as_ref().map(Tensor::rows))?;
+    // Long products wait for a pool whose threads may wait for Python.
+    Ok(py.detach(|| {
+        chain::step_logits(&tokens, base.rows(), hidden.as_ref().map(Tensor::rows), &heads.view())
+    }))
 }
 
 fn check_heads(heads: &chain::Heads<'_>, base: Rows<'_>, hidden: Option<Rows<'_>>) -> PyResult<()> {

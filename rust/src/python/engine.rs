@@ -61,6 +61,11 @@ impl PyEngine {
         if max_queue_size == 0 {
             return Err(ConfigError::new_err("max_queue_size = 0 lets no request in: it must be at least 1"));
         }
+        if max_batch_size == 0 {
+            return Err(ConfigError::new_err(
+                "max_batch_size = 0 lets no request run: it must be at least 1",
+            ));
+        }
         let calibrations: Vec<_> = calibrations.iter().map(|(at, fitted)| (*at, fitted.0.clone())).collect();
         for (at, calibration) in &calibrations {
             let found = calibration.temperatures().len();
@@ -118,6 +123,11 @@ impl PyEngine {
         streams: bool,
         notify: Option<Py<PyAny>>,
     ) -> PyResult<Ticket> {
+        if prompt.is_empty() {
+            return Err(RequestError::new_err(
+                "the prompt is empty: at least one token is needed to begin from",
+            ));
+        }
         let mut rust_params = sampling_params(params)?;
         let stops: Option<Vec<u32>> = params.getattr("stop_token_ids")?.extract()?;
         let stop_ids = StopIds::new(&end_ids, &stops.unwrap_or_default());
@@ -146,7 +156,7 @@ impl PyEngine {
             sink: Box::new(Delivery { mailbox: mailbox.clone(), streams, cancelled: cancelled.clone() }),
         };
         self.queue.submit(request).map_err(|failure| to_py(&failure))?;
-        Ok(Ticket { mailbox, cancelled, queue: self.queue.clone() })
+        Ok(Ticket { mailbox, cancelled })
     }
 
     /// Ends `run` after its current round. What runs or waits is aborted.

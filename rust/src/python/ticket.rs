@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::engine::{Finish, FinishReason, Queue, Sink, StopReason, Update};
+use crate::engine::{Finish, FinishReason, Sink, StopReason, Update};
 use crate::python::errors::to_py;
 
 /// How often a waiting thread looks for Ctrl-C.
@@ -70,7 +70,6 @@ impl Sink for Delivery {
 pub struct Ticket {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) cancelled: Arc<AtomicBool>,
-    pub(super) queue: Arc<Queue>,
 }
 
 #[pymethods]
@@ -97,7 +96,6 @@ impl Ticket {
     /// Ends the request within a round; its last update says "abort".
     fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
-        self.queue.wake();
     }
 }
 

@@ -37,6 +37,7 @@ impl Planner {
     /// A request that is left out tries again after a growing pause, and so does the engine where nobody drafts; what
     /// is drafted for a try is verified, for a try is there to learn.
     pub fn depths(&mut self, requests: &mut [Prospect<'_>]) -> Vec<Depth> {
+        self.planned = (0, 0);
         self.forced.clear();
         self.expected.clear();
         self.horizon.clear();
@@ -111,6 +112,8 @@ impl Planner {
             }
             able.iter().for_each(|&r| requests[r].track.age());
         }
+        let drafting = depths.iter().filter(|depth| depth.tokens > 0).count();
+        self.planned = (drafting, depths.iter().map(|depth| depth.tokens).sum());
         depths
     }
 }

@@ -40,6 +40,9 @@ pub struct Planner {
     /// When the engine tries a draft again after it stopped drafting.
     pub(super) pause: Pause,
     pub(super) has_confidence: bool,
+    /// Of the round under way: requests that draft, and tokens that they were to draft. Not what came of it: a chain
+    /// may end for what it drew.
+    pub(super) planned: (usize, usize),
     /// Of the round under way: drafted tokens to verify whatever the plan says, by request.
     pub(super) forced: Vec<usize>,
     /// Of the round under way: acceptance by position, gamma for each request.
@@ -63,6 +66,7 @@ impl Planner {
             corrections: [Correction::new(gamma), Correction::new(gamma)],
             pause: Pause::default(),
             has_confidence: true,
+            planned: (0, 0),
             forced: Vec::new(),
             expected: Vec::new(),
             horizon: Vec::new(),
@@ -129,8 +133,7 @@ impl Planner {
                 _ => *draft,
             })
             .collect();
-        let drafting = drafts.iter().filter(|draft| draft.drafted > 0);
-        let (requests, tokens) = drafting.fold((0, 0), |(r, t), draft| (r + 1, t + draft.drafted));
+        let (requests, tokens) = self.planned;
         let current = Survivals::new(&known)?.paid(cost.draft_seconds(requests, tokens));
         let proof = if mutant::on(Mutant::PlanLooksAhead) {
             Foresight::allowed(Rule::Coupled, true)

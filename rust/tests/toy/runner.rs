@@ -152,6 +152,10 @@ impl ModelRunner for ToyRunner {
         Ok(Owned(rows, VOCAB))
     }
 
+    fn feed(&mut self, ids: &[RequestId]) -> Result<(), RunnerError> {
+        self.may_fail("feed", ids.iter().copied())
+    }
+
     fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Owned>, RunnerError> {
         self.may_fail("draft", items.iter().map(|(id, _)| *id))?;
         let caches = self.caches.lock().unwrap();

@@ -45,13 +45,13 @@ class Group:
     """
 
     __slots__ = (
-        "_caches",
         "_conv",
         "_decays",
         "_keys",
         "_pack",
         "_shape",
         "_sizes",
+        "_states",
         "_unpack",
         "_updates",
     )
@@ -62,7 +62,8 @@ class Group:
         like = caches[0].state
         layers = like.shape[0]
         heads, groups = sizes.key_heads, sizes.groups
-        self._sizes, self._caches, self._shape = sizes, caches, (batch, longest)
+        # States alone: a group may outlive its pass, and must not keep caches alive.
+        self._sizes, self._states, self._shape = sizes, [cache.state for cache in caches], (batch, longest)
         self._pack = self._unpack = None
         if min(counts) < longest:
             pack: list[int] = []
@@ -143,14 +144,14 @@ class Group:
         decays, updates, count = self._decays[index], self._updates[index], self._shape[1]
         if count <= delta.AT_ONCE:
             reads = [
-                delta.read_state(queries_keys[number], cache.state[index])
-                for number, cache in enumerate(self._caches)
+                delta.read_state(queries_keys[number], state[index])
+                for number, state in enumerate(self._states)
             ]
             read = torch.stack(reads) if len(reads) > 1 else reads[0].unsqueeze(0)
             out, fresh = delta.rows(queries_keys, values, decays, beta, read)
             updates.copy_(fresh)
             return out
-        state, pieces = self._caches[0].state[index : index + 1].clone(), []
+        state, pieces = self._states[0][index : index + 1].clone(), []
         for start in range(0, count, delta.AT_ONCE):
             part = slice(start, min(start + delta.AT_ONCE, count))
             some = queries_keys[:, :, :, part].contiguous()
