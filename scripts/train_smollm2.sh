@@ -4,7 +4,7 @@
 #
 #   DATA    conversations of the target (safetensors or JSON lines), space-separated
 #   RUN     the run's directory (default ~/.cache/dspark/training/smollm2)
-#   HOURS   end this session after so many hours of training, with a checkpoint
+#   HOURS   end after so many hours of training, with a checkpoint, to be resumed
 #   STEPS   length of the whole run: the rate falls to nothing there, so it must stay the same
 #   PROMPTS how many prompts the target makes up and answers itself, beside DATA
 #

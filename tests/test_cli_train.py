@@ -48,6 +48,12 @@ def test_a_run_and_its_gates(tmp_path: Path, chats: Path, capsys: pytest.Capture
         (["--steps", "0"], "steps"),
         (["--data", "/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--mask-token-id", "-1"], "mask_token_id"),
+        (["--save-dtype", "bf16"], "save_dtype"),
+        (["--attention", "fast"], "attention"),
+        (["--parallel", "tp"], "parallel"),
+        (["--prompts", "/nowhere.jsonl"], "/nowhere.jsonl"),
+        (["--openers", "/nowhere.txt"], "/nowhere.txt"),
+        (["--threads", "0"], "--threads"),
     ],
 )
 def test_what_cannot_be_is_one_line(
@@ -56,6 +62,7 @@ def test_what_cannot_be_is_one_line(
     assert main(command(tmp_path / "run", chats, *more)) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert named in last
+    assert "unexpected" not in last
 
 
 def test_nothing_to_train_on_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

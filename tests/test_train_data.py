@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -12,18 +13,24 @@ import pytest
 from safetensors.numpy import save_file
 
 from dspark import DSparkDecoder, SamplingParams
-from dspark.errors import CheckpointError, ConfigError
+from dspark.errors import CapacityError, CheckpointError, ConfigError, NumericsError, RequestError
 from dspark.text import Tokenizer
+from dspark.train import gather
 from dspark.train.data import generate
 from dspark.train.data.conversations import Conversation, Sieve, frequent_tokens, split
 from dspark.train.data.generate import Asked, Sampling, answer, invent, read_prompts, user_tags
 from dspark.train.data.read import ChatMarks, read_conversations
 from dspark.train.data.shards import PER_SHARD, Shards
+from training import small_run
 
 TARGET = Path(__file__).parents[1] / "python" / "dspark" / "pretrained" / "tiny" / "target"
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|endoftext|>\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+CLOSES_QUESTIONS = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }}<|endoftext|>{% endif %}{% endfor %}"
 )
 
 
@@ -76,6 +83,25 @@ def test_tables_of_token_ids_lose_the_end_tokens_that_fill_them(chatty: Path, tm
     assert found[0].answers == ((len(row) - 5, len(row) - 2),)
 
 
+def test_a_template_that_only_closes_questions_refuses_nothing_but_tables(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(TARGET, target)
+    (target / "tokenizer_config.json").write_text(json.dumps({"chat_template": CLOSES_QUESTIONS}))
+    tokenizer = Tokenizer.from_directory(target)
+    marks = ChatMarks(tokenizer)
+    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    file, table = tmp_path / "chat.jsonl", tmp_path / "t.safetensors"
+    file.write_text(json.dumps({"messages": messages}) + '\n{"token_ids": [5, 6, 7], "answer_start": 1}\n')
+    found = list(read_conversations([file], marks))
+    start = found[0].answers[0][0]
+    assert found[0].tokens[:start].tolist() == tokenizer.render_chat(messages[:1])
+    assert tokenizer.decode(found[0].tokens[start:].tolist()) == " two"
+    assert found[1].answers == ((1, 3),)
+    save_file({"b0": np.array([[9, 7, 8]], np.uint16)}, table)
+    with pytest.raises(CheckpointError, match=r"t\.safetensors: .* nothing before an answer"):
+        list(read_conversations([table], marks))
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
@@ -119,6 +145,17 @@ def test_a_prompt_is_held_out_whatever_else_there_is() -> None:
     assert {int(one.tokens[0]) for one in some} == {t for t in sides[1] if t >= 350}
 
 
+def test_nothing_held_out_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jsonl"
+    file.write_text('{"token_ids": [5, 6, 7], "answer_start": 1}\n')
+    for share, said in ((1e-9, 2), (0.0, 1)):
+        lines: list[str] = []
+        settings = small_run(tmp_path / "run", file, data={"held_out": share})
+        assert gather.gather(settings, [], None, lines.append)[1] == []
+        assert len(lines) == said
+        assert ("nothing will be evaluated" in lines[-1]) == bool(share)
+
+
 def test_a_reduced_vocabulary_counts_answers_alone() -> None:
     found = frequent_tokens([talk(9, 9, 9, 4, 4, 7, start=3)], 12, 2)
     assert found.tolist() == [4, 7]
@@ -145,6 +182,31 @@ def test_shards_are_never_generated_twice(tmp_path: Path) -> None:
     assert all(one.answers == ((1, 3),) and one.failed.tolist() == [2] for one in found)
     with pytest.raises(CheckpointError, match="seed"):
         Shards(tmp_path, {"seed": 1})
+    for seed in (0, 1):  # nothing was generated between
+        Shards(tmp_path / "none", {"seed": seed})
+    assert json.loads((tmp_path / "none" / "generation.json").read_text()) == {"seed": 1}
+
+
+def test_answers_of_other_openers_or_drafts_are_not_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openers, made = tmp_path / "openers.txt", []
+    openers.write_text("import \ndef \n")
+    monkeypatch.setattr(gather, "invent", lambda *_: [])
+    monkeypatch.setattr(gather, "answer", lambda *_: made.append(1) or [talk(1, 2, 3)])
+
+    def run(draft: str | None = None) -> None:
+        data = {"files": (), "self_prompts": 1, "openers": openers, "draft": draft}
+        gather.generate(small_run(tmp_path / "run", tmp_path, data=data), print)
+
+    run()
+    run()
+    assert made == [1]
+    with pytest.raises(CheckpointError, match="generated with draft None"):
+        run("tiny-draft")
+    openers.write_text("while \nfor \n")
+    with pytest.raises(CheckpointError, match="generated with openers"):
+        run()
 
 
 def test_answers_are_the_target_s_own_turn_by_turn(decoder: DSparkDecoder) -> None:
@@ -162,6 +224,31 @@ def test_answers_are_the_target_s_own_turn_by_turn(decoder: DSparkDecoder) -> No
     ]
     second = found[2]
     assert second.tokens[: second.answers[0][0]].tolist() == decoder.render_chat(messages)
+
+
+def test_a_failed_answer_ends_its_conversation_or_the_run(
+    decoder: DSparkDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [Asked(("def", "and", "then"), 0), Asked(("class", "and"), 1)]
+    error: list[Exception] = [CapacityError("too long")]
+    sizes: list[int] = []
+    whole = decoder.generate
+
+    def failing(_: DSparkDecoder, prompts: list[list[int]], params: list[SamplingParams]) -> object:
+        sizes.append(len(prompts))
+        results = whole(prompts, params)
+        return [dataclasses.replace(results[0], token_ids=(), text="", error=error[0]), *results[1:]]
+
+    monkeypatch.setattr(DSparkDecoder, "generate", failing)
+    assert len(answer(decoder, asked, Sampling(max_tokens=4), seed=3)) == 1
+    assert sizes == [2, 1]
+    error[0] = NumericsError("NaN")
+    for work in (
+        lambda: answer(decoder, asked, Sampling(max_tokens=4), seed=3),
+        lambda: invent(decoder, range(2), [], Sampling(max_tokens=4), seed=3),
+    ):
+        with pytest.raises(NumericsError, match="NaN"):
+            work()
 
 
 def test_failed_positions_are_those_of_corrected_tokens(
@@ -191,12 +278,13 @@ def test_made_up_prompts_start_with_their_openers(decoder: DSparkDecoder) -> Non
 
 def test_prompts_are_read_once_each(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
-    file.write_text('{"turns": ["a"]}\n{"turns": ["b", "c"]}\n{"turns": ["a"]}\n')
+    file.write_text('{"turns": ["a"]}\n{"turns": ["b", "c"]}\n{"prompt": "a"}\n')
     assert [one.turns for one in read_prompts(file, 2)] == [("a",), ("a",), ("b", "c"), ("b", "c")]
     assert [one.number for one in read_prompts(file, 2)] == [0, 1, 2, 3]
-    file.write_text('{"turns": []}')
-    with pytest.raises(CheckpointError, match="line 1: turns must be"):
-        read_prompts(file, 1)
+    for bad in ('{"turns": []}', '{"turns": ["a", 1]}', '{"prompt": ""}'):
+        file.write_text(bad)
+        with pytest.raises(RequestError, match="line 1: expected"):
+            read_prompts(file, 1)
 
 
 def test_a_template_that_rewrites_turns_cannot_make_prompts_up(

@@ -102,7 +102,7 @@ def test_a_kill_while_writing_leaves_the_last_state(
     assert same(weights(output), weights(reference))
 
 
-def test_the_session_s_time_ends_it_with_a_checkpoint(tmp_path: Path, chats: Path) -> None:
+def test_a_run_ends_when_its_time_is_over(tmp_path: Path, chats: Path) -> None:
     outcome = train(small_run(tmp_path / "run", chats, pace={"stop_after": 0.0}), print)
     assert not outcome["finished"]
     assert outcome["steps"] == 0

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from dspark import DSparkDecoder
+from dspark.train import prepare
 from dspark.train.checkpoint import read_state
 from dspark.train.run import train
+from dspark.train.world import World, join
 from training import small_run, write_chats
 
 ROOT = Path(__file__).parents[1]
@@ -65,6 +70,31 @@ def test_two_processes_give_the_weights_of_one(
         assert float((one[name] - two[name]).abs().max()) < 1e-5, name
     train(small_run(tmp_path / "other", chats, pace={"steps": 3}, seed=1), print)
     assert max(float((one[n] - w).abs().max()) for n, w in weights(tmp_path / "other").items()) > 1e-3
+
+
+def test_one_process_generates_and_the_others_wait_for_it(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=16)
+    settings = small_run(tmp_path / "run", chats, data={"files": (), "self_prompts": 16})
+    made = []
+
+    def generate(*_: object) -> None:
+        made.append(1)
+        (tmp_path / "run" / "data" / "self-made").mkdir(parents=True)
+        shutil.copy(chats, tmp_path / "run" / "data" / "self-made")
+
+    monkeypatch.setattr(prepare, "generate", generate)
+    main, other = (prepare.prepare(settings, World(rank, 1, torch.device("cpu")), print) for rank in (0, 1))
+    assert made == [1]
+    assert main.run == other.run
+    # Generation takes longer than torch would wait.
+    given: dict[str, timedelta] = {}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **more: given.update(more))
+    assert join(torch.device("cpu")).rank == 1
+    assert given["timeout"] >= timedelta(days=1)
 
 
 @pytest.mark.long

@@ -33,33 +33,36 @@ GENERAL = (
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a JSONL file: of each line its `prompt`, or the first of its `turns`.
+    """The prompts of a JSONL file: of each line its `prompt`, or the first of its `turns`; errors as in
+    `read_turns`."""
+    return [turns[0] for turns in read_turns(path)]
 
-    Raises `RequestError` naming the line that is neither.
+
+def read_turns(path: Path) -> list[tuple[str, ...]]:
+    """The users' turns of a JSONL file: of each line its `prompt` alone, or its `turns`.
+
+    Raises `RequestError` naming the line that has neither.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the prompts in {path} cannot be read: {error}") from error
-    prompts = [
-        _prompt(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()
-    ]
+    prompts = [_turns(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise RequestError(f"{path} holds no prompts")
     return prompts
 
 
-def _prompt(where: str, line: str) -> str:
+def _turns(where: str, line: str) -> tuple[str, ...]:
     try:
         entry = json.loads(line)
     except ValueError as error:
         raise RequestError(f"{where}: not JSON ({error})") from error
-    prompt = None
+    turns = None
     if isinstance(entry, dict):
-        turns = entry.get("turns")
-        prompt = entry.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
-    if not isinstance(prompt, str) or not prompt:
+        turns = [entry["prompt"]] if "prompt" in entry else entry.get("turns")
+    if not isinstance(turns, list) or not turns or not all(isinstance(one, str) and one for one in turns):
         raise RequestError(
             f'{where}: expected an object with a text "prompt", or with a list of texts "turns"'
         )
-    return prompt
+    return tuple(turns)

@@ -43,7 +43,7 @@ def _data(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data", "Conversations to train on; several sources add up.")
     add = group.add_argument
     add("--data", nargs="+", default=[], metavar="FILE", help="conversations: .jsonl, .safetensors, folders")
-    add("--prompts", metavar="FILE", help="JSON lines with turns: the target answers them")
+    add("--prompts", metavar="FILE", help="JSON lines with a prompt or turns: the target answers them")
     add("--samples", type=int, default=1, metavar="N", help="answers to each prompt")
     add("--self-prompts", type=int, default=0, metavar="N", help="prompts that the target makes up")
     add("--openers", metavar="FILE", help="lines with which made-up prompts start")
@@ -137,7 +137,7 @@ def _schedule(parser: argparse.ArgumentParser) -> None:
     add("--report-every", type=int, default=20, metavar="N", help="steps")
     add("--held-out-sequences", type=int, default=32, metavar="N", help="to evaluate on; 0: none")
     add("--checkpoint-minutes", type=float, default=10.0, metavar="M", help="between checkpoints")
-    add("--stop-after", type=float, metavar="HOURS", help="end this session then, to be resumed")
+    add("--stop-after", type=float, metavar="HOURS", help="end after so many hours, to be resumed")
     add("--seed", type=int, default=0, metavar="S")
     add("--accept-changes", action="store_true", help="resume with other settings or data")
     add("--tensorboard", action="store_true", help="write scalars (pip install 'dspark[train]')")
@@ -159,6 +159,8 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     if options.threads is not None:
+        if options.threads < 1:
+            raise ConfigError(f"--threads is {options.threads}; expected at least 1")
         torch.set_num_threads(options.threads)
     settings = settings_of(options)
     if options.check:

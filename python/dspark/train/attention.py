@@ -22,8 +22,11 @@ BlockAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 head_dim]`, block keys and values `[B, N * K, key heads, head_dim]`, to `[B, N * K, heads * head_dim]`."""
 
 
+KINDS = ("products", "sdpa", "flex")
+
+
 def block_attention(anchors: Anchors, length: int, width: int, kind: str) -> BlockAttention:
-    """The attention of one training pass; `kind` is "products", "sdpa" or "flex"."""
+    """The attention of one training pass; `kind` is one of `KINDS`."""
     maker = {"products": _products, "sdpa": _sdpa, "flex": _flex}[kind]
     return maker(anchors, length, width)
 

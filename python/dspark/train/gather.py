@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dspark.decoder import DSparkDecoder
 from dspark.errors import ConfigError
@@ -19,12 +20,21 @@ from dspark.train.settings import Settings
 GENERATED = "data"
 
 
+def directories(settings: Settings) -> dict[str, Path]:
+    """Where generated conversations are, or will be, by their kind."""
+    data, place = settings.data, settings.output / GENERATED
+    found = {} if data.prompts is None else {"prompts": place / data.prompts.stem}
+    return found | ({"self": place / "self-made"} if data.self_prompts else {})
+
+
 def generate(settings: Settings, say: Say) -> list[Path]:
     """Generates what is missing; returns the directories that hold what was asked for."""
-    data = settings.data
-    if data.prompts is None and not data.self_prompts:
+    data, places = settings.data, directories(settings)
+    if not places:
         return []
-    found: list[Path] = []
+    # What is wrong with the files is said before a model is loaded.
+    asked = [] if data.prompts is None else read_prompts(data.prompts, data.samples)
+    openers = read_openers(data.openers)
     with DSparkDecoder.from_pretrained(
         settings.target,
         data.draft,
@@ -34,34 +44,30 @@ def generate(settings: Settings, say: Say) -> list[Path]:
         max_batch_size=data.batch_size,
     ) as decoder:
         if data.prompts is not None:
-            found.append(_answers(settings, decoder, data.prompts, say))
+            content = _digest(data.prompts.read_bytes())
+            said = _said(settings, "prompts", prompts=content, samples=data.samples)
+            Shards(places["prompts"], said).fill(
+                asked, lambda some: answer(decoder, some, data.sampling, settings.seed), say
+            )
         if data.self_prompts:
-            found.append(_self_made(settings, decoder, say))
-    return found
+            said = _said(settings, "self", openers=_digest("\n".join(openers).encode()))
+            _self_made(settings, decoder, openers, Shards(places["self"], said), say)
+    return list(places.values())
 
 
-def _answers(settings: Settings, decoder: DSparkDecoder, prompts: Path, say: Say) -> Path:
+def _said(settings: Settings, kind: str, **more: Any) -> dict[str, Any]:
+    data = settings.data
+    return settings_of(kind, settings.target, data.sampling, settings.seed, draft=data.draft, **more)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def _self_made(
+    settings: Settings, decoder: DSparkDecoder, openers: Sequence[str], shards: Shards, say: Say
+) -> None:
     data, seed = settings.data, settings.seed
-    asked = read_prompts(prompts, data.samples)
-    said = settings_of(
-        "prompts",
-        settings.target,
-        data.sampling,
-        seed,
-        prompts=hashlib.blake2b(prompts.read_bytes(), digest_size=8).hexdigest(),
-        samples=data.samples,
-    )
-    directory = settings.output / GENERATED / prompts.stem
-    shards = Shards(directory, said)
-    shards.fill(asked, lambda some: answer(decoder, some, data.sampling, seed), say)
-    return directory
-
-
-def _self_made(settings: Settings, decoder: DSparkDecoder, say: Say) -> Path:
-    data, seed = settings.data, settings.seed
-    openers = read_openers(data.openers)
-    said = settings_of("self", settings.target, data.sampling, seed, openers=len(openers))
-    directory = settings.output / GENERATED / "self-made"
 
     def make(numbers: Sequence[int]) -> list[Conversation]:
         asked: list[Asked] = invent(decoder, numbers, openers, data.user_sampling, seed)
@@ -69,8 +75,7 @@ def _self_made(settings: Settings, decoder: DSparkDecoder, say: Say) -> Path:
 
     # Whole shards only: then more prompts can be asked for later, and nothing is made twice.
     count = -(-data.self_prompts // PER_SHARD) * PER_SHARD
-    Shards(directory, said).fill(range(count), make, say)
-    return directory
+    shards.fill(range(count), make, say)
 
 
 def read_openers(file: Path | None) -> list[str]:
@@ -83,10 +88,10 @@ def read_openers(file: Path | None) -> list[str]:
 def gather(
     settings: Settings, generated: Sequence[Path], tokenizer: Tokenizer | None, say: Say
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """(to train on, held out).
+    """(to train on, held out); the latter may be empty, which is said.
 
     Raises:
-        ConfigError: one of the two is empty.
+        ConfigError: nothing is left to train on.
     """
     marks = ChatMarks(tokenizer) if tokenizer is not None and tokenizer.has_chat_template else None
     sieve = Sieve(settings.data.max_length)
@@ -101,4 +106,9 @@ def gather(
     )
     if not trained:
         raise ConfigError("no conversation is left to train on")
+    if not held_out and settings.data.held_out and settings.held_out_sequences:
+        say(
+            f"nothing will be evaluated: no prompt fell into the held-out share of {settings.data.held_out}; "
+            "more prompts or a larger share would help"
+        )
     return trained, held_out

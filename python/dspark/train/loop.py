@@ -22,7 +22,7 @@ class Pace:
     Attributes:
         steps: of the whole run. sequences: in each of them, over all processes.
         report_every, evaluate_every: steps. checkpoint_seconds: between checkpoints, at least.
-        stop_after: seconds after which this session ends with a checkpoint, None: when the run is done.
+        stop_after: seconds after which it ends with a checkpoint, to be resumed, None: when the run is done.
     """
 
     steps: int
@@ -70,7 +70,7 @@ class Loop:
         """Set from outside (a signal): ends after the step, with a checkpoint."""
 
     def run(self, at: Progress) -> Progress:
-        """Until the last step, `stop`, or the session's time is over. The last state is always saved."""
+        """Until the last step, `stop`, or the end of the time given. The last state is always saved."""
         pace, started, saved = self._pace, time.monotonic(), time.monotonic()
         first = at.step
         while at.step < pace.steps and not self._ends(started):

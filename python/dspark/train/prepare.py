@@ -24,7 +24,7 @@ from dspark.train.checkpoint import read_state
 from dspark.train.create import draft_from, new_draft
 from dspark.train.data.conversations import Conversation, frequent_tokens
 from dspark.train.examples import StateSource
-from dspark.train.gather import gather, generate
+from dspark.train.gather import directories, gather, generate
 from dspark.train.head import embeddings_and_head
 from dspark.train.report import Say, duration
 from dspark.train.settings import Settings, fingerprint
@@ -51,14 +51,13 @@ def prepare(settings: Settings, world: World, say: Say) -> Prepared:
     """Data, target and draft, and the state of an earlier run with the same settings."""
     state = read_state(settings.output)
     # Generation is one process's work, the others read what it wrote.
-    generated = generate(settings, say) if world.is_main else []
+    if world.is_main:
+        generate(settings, say)
     world.wait()
-    if not world.is_main:
-        generated = generate(settings, say)
     path = resolve(settings.target, "target")
     has_tokenizer = (path / "tokenizer.json").exists()
     tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
-    trained, held_out = gather(settings, generated, tokenizer, say)
+    trained, held_out = gather(settings, list(directories(settings).values()), tokenizer, say)
     target = load_target(path, device=world.device, dtype=parse_dtype(settings.dtype))
     draft = _draft(settings, path, target, tokenizer, trained, state).to(world.device)
     run = {

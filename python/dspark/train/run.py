@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dspark.errors import ConfigError
 from dspark.serve.models import parse_device
 from dspark.train.acceptance import HeldOut
@@ -22,11 +20,9 @@ from dspark.train.optimiser import Optimiser, Rate
 from dspark.train.prepare import Prepared, prepare, states_of, teacher_of
 from dspark.train.report import Log, Say
 from dspark.train.save import check_packaging, save_draft
-from dspark.train.settings import Settings
+from dspark.train.settings import SAVE_DTYPES, Settings
 from dspark.train.step import Blocks, Stepper, loss_pass_of
 from dspark.train.world import distribute, join, whole
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def train(settings: Settings, say: Say) -> dict[str, Any]:
@@ -147,7 +143,7 @@ def _checkpoint(
             state,
             draft.target_ids,
             packaging=packaging,
-            dtype=DTYPES[settings.save_dtype],
+            dtype=SAVE_DTYPES[settings.save_dtype],
             head=settings.save_head,
             target_name=settings.target,
         )

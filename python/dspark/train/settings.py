@@ -9,11 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dspark.errors import ConfigError
+from dspark.train.attention import KINDS
 from dspark.train.data.generate import Sampling
 from dspark.train.loop import Pace
 from dspark.train.losses import Objective
 from dspark.train.shape import Shape
+
+SAVE_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +119,17 @@ class Settings:
         for name, share in (("held_out", self.data.held_out), ("failed_anchors", self.failed_anchors)):
             if not 0.0 <= share < 1.0 and not (name == "failed_anchors" and share == 1.0):
                 raise ConfigError(f"{name} is {share}; expected a share from 0 to below 1")
-        if self.goal.position_weights not in ("decay", "dpace"):
-            raise ConfigError(f"position_weights must be decay or dpace, not {self.goal.position_weights!r}")
+        for name, chosen, known in (
+            ("position_weights", self.goal.position_weights, ("decay", "dpace")),
+            ("attention", KINDS[0] if self.attention is None else self.attention, KINDS),
+            ("parallel", self.parallel, ("ddp", "fsdp")),
+            ("save_dtype", self.save_dtype, tuple(SAVE_DTYPES)),
+        ):
+            if chosen not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, not {chosen!r}")
+        for name, file in (("prompts", self.data.prompts), ("openers", self.data.openers)):
+            if file is not None and not file.is_file():
+                raise ConfigError(f"{name} is {file}; no such file")
         if not self.learning_rate > 0:
             raise ConfigError(f"learning_rate is {self.learning_rate}; expected a number above 0")
         if any(t <= 0 for t in self.temperatures):

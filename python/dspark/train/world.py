@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dspark.errors import ConfigError
+PATIENCE = timedelta(days=7)
+"""How long a process waits for the others: one alone generates answers and fills the cache of hidden states,
+which takes hours, and torch's own limit is minutes. torchrun ends those that wait for a process that died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def join(device: torch.device) -> World:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     return World(dist.get_rank(), size, device)
 
 
@@ -67,8 +70,6 @@ def distribute(
     """The module for this world: itself alone, under DistributedDataParallel ("ddp"), or sharded in place
     ("fsdp", torch's FSDP2): each of `layers` by itself, and what else `inner` has, which holds all parameters
     and may be called without `module`."""
-    if how not in ("ddp", "fsdp"):
-        raise ConfigError(f"parallel must be ddp or fsdp, not {how!r}")
     if world.size == 1:
         return module
     if how == "ddp":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from dspark.audit.prompts import read_turns
 from dspark.decoder import DSparkDecoder
-from dspark.errors import CheckpointError, ConfigError
+from dspark.errors import CapacityError, ConfigError
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.train.data.conversations import Conversation
@@ -51,25 +51,9 @@ class Asked:
 
 
 def read_prompts(file: Path, samples: int) -> list[Asked]:
-    """The prompts of a JSON lines file, `{"turns": ["...", ...]}` each, `samples` conversations of each.
-
-    Raises:
-        CheckpointError: names the line and what is wrong with it.
-    """
-    prompts: list[tuple[str, ...]] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            turns = json.loads(line)["turns"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{file}: line {number}: expected an object with turns ({error!r})"
-            ) from error
-        if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-            raise CheckpointError(f"{file}: line {number}: turns must be a list of texts, found {turns!r}")
-        prompts.append(tuple(turns))
-    unique = list(dict.fromkeys(prompts))
+    """The different prompts of a JSON lines file, `samples` conversations of each; errors as in
+    `read_turns`."""
+    unique = list(dict.fromkeys(read_turns(file)))
     return [Asked(turns, i) for i, turns in enumerate(turns for turns in unique for _ in range(samples))]
 
 
@@ -77,20 +61,32 @@ def answer(
     decoder: DSparkDecoder, asked: Sequence[Asked], sampling: Sampling, seed: int
 ) -> list[Conversation]:
     """The target's answers, turn by turn. Every answer is a conversation of its own, with what came before it
-    as its prompt. Where the decoder has a draft, positions of failed verify passes are kept."""
+    as its prompt. Where the decoder has a draft, positions of failed verify passes are kept.
+
+    A conversation ends where it outgrows the context window; any other failure is raised."""
     found: list[Conversation] = []
     messages: list[list[dict[str, str]]] = [[] for _ in asked]
-    for turn in range(max((len(one.turns) for one in asked), default=0)):
-        going = [i for i, one in enumerate(asked) if turn < len(one.turns)]
+    going, turn = list(range(len(asked))), 0
+    while going := [i for i in going if turn < len(asked[i].turns)]:
         for i in going:
             messages[i].append({"role": "user", "content": asked[i].turns[turn]})
         prompts = [decoder.render_chat(messages[i]) for i in going]
         params = [sampling.params(seed, asked[i].number, turn) for i in going]
-        for i, result in zip(going, decoder.generate(prompts, params), strict=True):
-            if result.error is None and result.token_ids:
-                found.append(conversation(result))
+        results = _fitting(decoder.generate(prompts, params))
+        answered = {i: one for i, one in zip(going, results, strict=True) if one is not None}
+        for i, result in answered.items():
+            found.append(conversation(result))
             messages[i].append({"role": "assistant", "content": result.text})
+        going, turn = list(answered), turn + 1
     return found
+
+
+def _fitting(results: Sequence[GenerationResult]) -> list[GenerationResult | None]:
+    """None for those that had no room in the context window or the cache; raises what else failed."""
+    for one in results:
+        if one.error is not None and not isinstance(one.error, CapacityError):
+            raise one.error
+    return [one if one.error is None and one.token_ids else None for one in results]
 
 
 def conversation(result: GenerationResult) -> Conversation:
@@ -122,9 +118,12 @@ def invent(
     params = [sampling.params(seed, number, 1 << 20) for number in numbers]
     end = closing.strip().split("\n")[0]
     asked = []
-    for number, opener, result in zip(numbers, starts, decoder.generate(prompts, params), strict=True):
+    results = _fitting(decoder.generate(prompts, params))
+    for number, opener, result in zip(numbers, starts, results, strict=True):
+        if result is None or result.finish_reason != "stop":
+            continue
         text = (opener + result.text).split(end)[0].strip() if end else (opener + result.text).strip()
-        if result.error is None and result.finish_reason == "stop" and text:
+        if text:
             asked.append(Asked((text,), number))
     return asked
 

@@ -27,13 +27,9 @@ class ChatMarks:
         asked = [{"role": "user", "content": "x"}]
         with_tag = tokenizer.render_chat(asked)
         without = tokenizer.render_chat(asked, add_generation_prompt=False)
-        self.opening = with_tag[len(without) :]
+        # Empty where the template closes questions instead of opening answers, as Llama 2's does.
+        self.opening = with_tag[len(without) :] if with_tag[: len(without)] == without else []
         self.ends = frozenset(tokenizer.eos_token_ids)
-        if with_tag[: len(without)] != without or not self.opening:
-            raise CheckpointError(
-                "the target's chat template puts nothing before an answer, so answers cannot be told from "
-                "questions: give token ids with answer_start"
-            )
 
     def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> Iterator[Conversation]:
         """A chat whose answers the target gave: every answer is a conversation of its own, with what came
@@ -55,7 +51,16 @@ class ChatMarks:
             yield Conversation(tokens, ((len(before), len(tokens)),))
 
     def of_tokens(self, tokens: Tokens) -> Conversation:
-        """A chat as token ids. End tokens that fill its end are cut, but one."""
+        """A chat as token ids. End tokens that fill its end are cut, but one.
+
+        Raises:
+            CheckpointError: the template puts nothing before an answer.
+        """
+        if not self.opening:
+            raise CheckpointError(
+                "the target's chat template puts nothing before an answer, so answers in token ids cannot be "
+                "told from questions: give messages, or token ids with answer_start"
+            )
         stop = len(tokens)
         while stop > 1 and int(tokens[stop - 1]) in self.ends and int(tokens[stop - 2]) in self.ends:
             stop -= 1
@@ -125,7 +130,7 @@ def _of_safetensors(file: Path, marks: ChatMarks | None) -> Iterator[Conversatio
                     f"{file}: {name} has shape {list(tensors[name].shape)}; without lengths, every tensor is "
                     "a table of token ids, one conversation a row"
                 )
-            yield from (_needed(marks, file).of_tokens(row.astype(np.int64)) for row in tensors[name])
+            yield from (_told_apart(row.astype(np.int64), marks, file) for row in tensors[name])
         return
     lengths, tokens = tensors["lengths"].astype(np.int64), tensors["tokens"].astype(np.int64)
     if int(lengths.sum()) != len(tokens):
@@ -138,9 +143,17 @@ def _of_safetensors(file: Path, marks: ChatMarks | None) -> Iterator[Conversatio
         failures = np.split(tensors["failed"].astype(np.int64), np.cumsum(counts)[:-1])
     for index, piece in enumerate(pieces):
         if starts is None:
-            yield _needed(marks, file).of_tokens(piece)
+            yield _told_apart(piece, marks, file)
         else:
             yield Conversation(piece, ((int(starts[index]), len(piece)),), failures[index])
+
+
+def _told_apart(tokens: Tokens, marks: ChatMarks | None, file: Path) -> Conversation:
+    found = _needed(marks, file)
+    try:
+        return found.of_tokens(tokens)
+    except CheckpointError as error:
+        raise CheckpointError(f"{file}: {error}") from error
 
 
 def _needed(marks: ChatMarks | None, file: Path) -> ChatMarks:

@@ -33,7 +33,8 @@ class Shards:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         said = directory / SETTINGS
-        if said.exists():
+        # Where nothing was generated yet, nothing is mixed.
+        if said.exists() and any(directory.glob("answers-*.safetensors")):
             found = json.loads(said.read_text(encoding="utf-8"))
             odd = sorted(k for k in found.keys() | settings.keys() if found.get(k) != settings.get(k))
             if odd:
