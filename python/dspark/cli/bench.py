@@ -127,7 +127,8 @@ def _unfinished(ended: BaseException, as_json: bool) -> int:
 
 
 def _named(error: BaseException) -> dict[str, str]:
-    return {"type": type(error).__name__, "message": str(error) or "interrupted"}
+    message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+    return {"type": type(error).__name__, "message": message}
 
 
 def _usual_target() -> str:

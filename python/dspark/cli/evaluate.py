@@ -14,7 +14,7 @@ from dspark.cli.calibrate import add_regime_options, add_work_options, regimes
 from dspark.cli.options import add_model_options, draft_of, load_models
 from dspark.cli.show import Progress, print_json, print_text, table
 from dspark.errors import ConfigError
-from dspark.files import check_writable, write_whole
+from dspark.files import check_writable
 
 HELP = "measure a draft beside its baselines"
 
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     progress.clear()
     if page is not None:
         try:
-            write_whole(page, html(found))
+            page.write_text(html(found), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--html {page} cannot be written: {error}") from error
     if options.json:
