@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.5,
         metavar="C",
-        help="of the policy threshold; one engine runs all policies, so that it cuts calibrated confidences "
-        "here if the draft has a calibration.json for the sampling, and the head's own in a decoder",
+        help="of the policy threshold. One engine runs all policies, with the draft's calibration.json if that "
+        "fits: the cut is at calibrated confidences here, at the head's own in a decoder of that policy",
     )
     parser.set_defaults(target=None)
 

@@ -132,7 +132,7 @@ def evaluate_pair(
         for start in range(0, len(jobs), len(prompts)):
             with DSparkDecoder(lambda: models, options) as decoder:
                 # First passes are slower. Backwards: nothing that follows begins like it.
-                backwards = decoder.models.tokens(prompts[0])[::-1]
+                backwards = models.tokens(prompts[0])[::-1]
                 decoder.generate(backwards, replace(params, max_tokens=16))
                 for number, (_, prompt, each) in enumerate(jobs[start : start + len(prompts)], start):
                     progress(str(regime), number, len(jobs))
