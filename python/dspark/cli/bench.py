@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.5,
         metavar="C",
-        help="of the policy threshold. One engine runs all policies, with the draft's calibration.json if that "
+        help="of the policy threshold. One engine runs all policies, with the draft's calibration.json if it "
         "fits: the cut is at calibrated confidences here, at the head's own in a decoder of that policy",
     )
     parser.set_defaults(target=None)
