@@ -202,6 +202,15 @@ def test_every_drafter_drafts_as_much_as_was_asked_for(prompts):
     assert regime["confidence_head_calibrated"] is not None
 
 
+def test_lookup_drafts_no_more_than_the_draft(tmp_path):
+    again = tmp_path / "again.jsonl"
+    again.write_text(json.dumps({"prompt": "    x = x + 1\n" * 20}) + "\n")
+    how = ("--prompts", again, "--temperature", "0", "--block-size", "1", "--json")
+    _, out, _ = run("evaluate", *QUICK, *how)
+    found = json.loads(out)["regimes"][0]["data_sets"]["all"]["ngram"]
+    assert 1 < found["acceptance_length_pooled"]["value"] <= 2
+
+
 def test_a_cut_hides_what_the_confidences_are_worth(prompts):
     how = ("--policy", "threshold", "--confidence-threshold", "0.5", "--temperature", "0")
     code, out, _ = run("evaluate", *prompts, *QUICK, *how, "--json")
