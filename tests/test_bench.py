@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commandline import run
+from commandline import run, talking_target
 from dspark.bench.cells import Cell, Grid, predicted_seconds
 from dspark.bench.prompt_sets import SETS, built_in
 from dspark.bench.ratios import ratio_over_best
 from dspark.bench.report import report_cell
-from dspark.bench.run import ModeRuns, duration
+from dspark.bench.run import Bench, ModeRuns
+from dspark.cli import main
 from dspark.core import CostTable
-from dspark.errors import ConfigError
+from dspark.decoder import DSparkDecoder
+from dspark.durations import duration
+from dspark.errors import ConfigError, NumericsError
+from dspark.text import Tokenizer
 
 TINY = ("bench", "--target", "tiny", "--device", "cpu", "--tokens", 8, "--turns", 2, "--batches", 2)
 
@@ -106,7 +110,7 @@ def test_the_estimate_counts_every_mode_and_turn() -> None:
     with_prompts = predicted_seconds(few, cell, table, 7, prompt=50) - predicted_seconds(few, cell, table, 7)
     assert with_prompts == pytest.approx(2 * 7 * 8 * 50 * table.seconds(128) / 128)
     assert predicted_seconds(many, cell, table, 7) > 2 * predicted_seconds(few, cell, table, 7)
-    assert [duration(s) for s in (12.4, 200, 7200)] == ["12 s", "3 min", "2.0 h"]
+    assert [duration(s) for s in (12.4, 200, 7200)] == ["12 s", "3 min 20 s", "2 h 00 min"]
 
 
 @pytest.mark.parametrize(
@@ -117,6 +121,7 @@ def test_the_estimate_counts_every_mode_and_turn() -> None:
         ("turns of a benchmark must be at least 1", {"turns": 0}),
         ("at least 2 tokens", {"tokens": 1}),
         ("not 'plain'", {"policies": ["plain"]}),
+        ("threshold must be between 0 and 1, not nan", {"threshold": float("nan")}),
     ],
 )
 def test_a_grid_that_cannot_be_measured(message: str, options: dict[str, Any]) -> None:
@@ -155,14 +160,96 @@ def test_a_small_run_as_a_table() -> None:
     assert last.startswith("1 cells in ")
 
 
+def test_the_rounds_of_others_leave_throughputs_costs_alone() -> None:
+    dear = CostTable([(1, 1.0)])  # any round is cheaper
+    with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", cost_table=dear) as decoder:
+        core, prompt = decoder._engine.core, [1, 2, 3]
+        bench = Bench(decoder, Grid(sets=["x"], temperatures=[0.0], batches=[1]), {"x": [prompt]})
+        cell = Cell("x", 0.0, 1)
+        seen = {}
+        for mode in ("fixed", "plain", "throughput"):
+            bench._switch(mode)
+            bench._generate(cell, mode, 0, 40 if mode != "throughput" else 4)
+            table = core.cost_table()
+            assert table is not None
+            seen[mode] = table.seconds(1)
+    assert seen["plain"] < 0.9 and seen["throughput"] == 1.0
+
+
+class Cut:
+    """Stands in for `Bench._cell`: the second cell ends in an error."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error, self.cells = error, 0
+
+    def __call__(self, cell: Cell) -> dict[str, ModeRuns]:
+        self.cells += 1
+        if self.cells == 2:
+            raise self.error
+        return {mode: runs([1.0]) for mode in ("plain", "throughput")}
+
+
+CUT = (*TINY, "--temperatures", 0, 0.7, "--policies", "throughput", "--turns", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "name"),
+    [
+        (KeyboardInterrupt(), 130, "KeyboardInterrupt"),
+        (NumericsError("no number"), 2, "NumericsError"),
+        (ZeroDivisionError("by nothing"), 2, "ZeroDivisionError"),
+    ],
+)
+def test_what_was_measured_is_shown_whatever_ends_it(
+    error: BaseException, code: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bench, "_cell", Cut(error))
+    found, out, err = run(*CUT, "--json")
+    shown = json.loads(out)
+    assert found == code and shown["error"]["type"] == name and len(shown["cells"]) == 1
+    assert code == 130 or f"dspark: {name}: {error}" in err
+    monkeypatch.setattr(Bench, "_cell", Cut(error))
+    found, out, err = run(*CUT)
+    assert found == code and out.count("python  0  ") == 1 and "1 cells in " in out
+    assert code == 130 or f"dspark: {name}: {error}" in err
+
+
+def test_users_prompts_are_questions_whatever_their_file_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[int]] = []
+
+    def see(bench: Bench, cell: Cell) -> dict[str, ModeRuns]:
+        asked.extend(map(list, bench._prompts[cell.prompts]))
+        return {mode: runs([1.0]) for mode in ("plain", "throughput")}
+
+    monkeypatch.setattr(Bench, "_cell", see)
+    target = tmp_path / "target"
+    target.mkdir()
+    prompts = tmp_path / "python.jsonl"
+    prompts.write_text('{"prompt": "What is a list?"}\n')
+    arguments = ("--target", talking_target(target), "--draft", "tiny-draft", "--prompts", prompts)
+    code, _, err = run(*CUT, *arguments)
+    assert code == 0, err
+    tokenizer = Tokenizer.from_directory(target)
+    assert asked[0] == tokenizer.render_chat([{"role": "user", "content": "What is a list?"}])
+
+
+def test_help_names_the_target_that_goes_without_saying(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    assert "smollm2 where it has been fetched, else tiny" in " ".join(capsys.readouterr().out.split())
+
+
 ERRORS = [
     (("--no-draft",), "ConfigError", "it needs one"),
     (("--policies", "brave"), "ConfigError", "not 'brave'"),
     (("--batches", 0), "ConfigError", "batches of a benchmark must be at least 1"),
     (("--plot", "speeds.pdf"), "ConfigError", "ends in .png or .svg"),
-    (("--plot", "no/where.png"), "ConfigError", "is no directory"),
+    (("--plot", "no/where.png"), "ConfigError", "name a file in a directory that is there"),
     (("--prompts", "nowhere.jsonl"), "RequestError", "nowhere.jsonl cannot be read"),
     (("--sets", "chess"), "ConfigError", "chess"),
+    (("--confidence-threshold", 1.5), "ConfigError", "threshold must be between 0 and 1, not 1.5"),
 ]
 
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from commandline import run
-from dspark import CheckpointError, ConfigError, DSparkDecoder, SamplingParams
+from dspark import CheckpointError, ConfigError, DSparkDecoder, RequestError, SamplingParams
 from dspark.calibrate import run as calibration_run
 from dspark.calibrate.prompts import calibration_sets, data_sets, standard_library
-from dspark.calibrate.rollout import whole_blocks
+from dspark.calibrate.rollout import BATCH, Plan, roll_out, whole_blocks
 from dspark.checkpoint.calibration import Entry, Regime, read_calibrations, write_calibrations
 from dspark.core import Calibration, CostTable
 from dspark.draft.export import export_draft
@@ -122,10 +122,49 @@ def test_refused_before_the_work(flags, message, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_few_rounds_are_refused_and_nothing_is_written(draft, prompts):
-    code, _, err = run("calibrate", "--draft", draft, "--prompts", prompts, *QUICK)
-    assert code == 2 and "rounds, and 30 are needed; more prompts, --tokens or --samples give more" in err
+def test_too_few_rounds_are_refused_and_nothing_is_written(draft, prompts, monkeypatch):
+    monkeypatch.setattr(calibration_run, "FEWEST", 10**6)
+    code, _, err = run("calibrate", "--draft", draft, "--prompts", prompts, "--temperature", "0", *QUICK)
+    assert code == 2 and "1000000 and 20 are needed; more prompts or --tokens give more" in err
     assert not (draft / "calibration.json").exists()
+
+
+@pytest.mark.parametrize("failing", [0.0, 0.7])
+def test_a_regime_that_fails_takes_no_other_with_it(failing, draft, few, prompts, monkeypatch):
+    fit = calibration_run.fit_regime
+
+    def fit_or_fail(regime, rounds):
+        if regime.temperature == failing:
+            raise RequestError("too few")
+        return fit(regime, rounds)
+
+    monkeypatch.setattr(calibration_run, "fit_regime", fit_or_fail)
+    code, out, err = run("calibrate", "--draft", draft, "--prompts", prompts, *QUICK)
+    assert code == 2 and "RequestError: too few" in err and "written: " in out
+    [written] = read_calibrations(draft / "calibration.json")
+    assert written.regime.temperature == 0.7 - failing
+
+
+def test_a_short_block_is_calibrated_with_the_whole_one(draft, few, prompts):
+    arguments = ("--prompts", prompts, "--temperature", "0", "--block-size", "3", *QUICK)
+    code, _, err = run("calibrate", "--draft", draft, *arguments)
+    assert code == 0, err
+    [written] = read_calibrations(draft / "calibration.json")
+    assert written.block_size == 7
+    with DSparkDecoder.from_pretrained("tiny", draft, block_size=3, cost_table=TABLE) as decoder:
+        assert decoder.info()["calibration"]["source"] == "calibration.json"
+
+
+def test_a_failed_answer_ends_the_rollout_at_once(models):
+    parts = []
+    prompts = [[models.target.config.vocab_size]] + [[1]] * 2 * BATCH
+    params = SamplingParams(temperature=0.0)
+    with (
+        DSparkDecoder(lambda: models, whole_blocks(Options(), 7)) as decoder,
+        pytest.raises(RequestError, match="outside of the ids"),
+    ):
+        roll_out(decoder, prompts, params, Plan(tokens=2), lambda done, _: parts.append(done))
+    assert parts == [0]
 
 
 def broken(**changes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dspark.calibrate.fit import calibrated, fit_temperatures, logits, require_enough
+from dspark.calibrate.fit import calibrated, fit_temperatures, logits, reached_often
 from dspark.calibrate.metrics import auroc, brier, calibration_error, reliability
 from dspark.calibrate.rounds import JudgedRounds, halves, judged_rounds
 from dspark.calibrate.run import fit_regime
@@ -60,12 +60,12 @@ def test_without_data_there_is_no_score():
 
 def test_temperatures_are_recovered_position_by_position():
     factors = [2.0, 0.5, 1.0, 3.0]
-    assert fit_temperatures(synthetic(factors)) == pytest.approx(factors, rel=0.25)
+    assert fit_temperatures(synthetic(factors), 4) == pytest.approx(factors, rel=0.25)
 
 
 def test_what_is_calibrated_stays_as_it_is():
     for seed in range(3):
-        found = fit_temperatures(synthetic([1.0] * 7, size=2000, seed=seed))
+        found = fit_temperatures(synthetic([1.0] * 7, size=2000, seed=seed), 7)
         assert max(abs(np.log(found))) < np.log(1.35)
 
 
@@ -88,12 +88,23 @@ def test_certain_confidences_are_finite():
     )
 
 
-def test_too_little_data_says_how_much_there_is():
-    rounds = synthetic([1.0] * 7, size=200, mean=-1.0)
-    reached = int((rounds.accepted >= 3).sum())
-    assert 0 < reached < 30
-    with pytest.raises(RequestError, match=r"position \d of 7 was reached by \d+ of 200 rounds, and 30 are"):
-        require_enough(rounds, "rejection")
+def test_a_position_that_is_reached_too_rarely_is_left_alone():
+    rounds = synthetic([3.0] * 7, size=400, mean=-1.0)
+    reached = [int((rounds.accepted >= k).sum()) for k in range(7)]
+    often = reached_often(rounds, 30)
+    assert 0 < often < 7 and reached[often - 1] >= 30 > reached[often]
+    fitted = fit_regime(Regime(acceptance="rejection", temperature=0.7), rounds)
+    assert 0 < fitted.positions <= often and fitted.to_json()["fitted_positions"] == fitted.positions
+    assert fitted.temperatures[0] > 1.5 and fitted.temperatures[fitted.positions :] == [1.0] * (
+        7 - fitted.positions
+    )
+
+
+@pytest.mark.parametrize(("temperature", "more"), [(0.0, "or --tokens give"), (0.7, "or --samples give")])
+def test_too_little_data_says_how_much_there_is_and_what_gives_more(temperature, more):
+    rounds = synthetic([1.0] * 7, size=40)
+    with pytest.raises(RequestError, match=f"20 rounds to fit to and 20 to check with, and 30 .*{more}"):
+        fit_regime(Regime(acceptance="rejection", temperature=temperature), rounds)
 
 
 def test_what_a_round_says():

@@ -13,8 +13,9 @@ import pytest
 
 from dspark import DSparkDecoder, SamplingParams
 from dspark.core import CostTable
-from dspark.serve.costs import AT_START, Costs, measure, obtain
+from dspark.serve.costs import AT_START, THOROUGH, Costs, measure, obtain
 from dspark.serve.costs.cache import cost_file, cost_key, load, store
+from dspark.serve.costs.device import named_in
 from dspark.serve.models import Models
 from dspark.serve.options import Options
 from random_pair import write_draft, write_target
@@ -90,8 +91,7 @@ def test_costs_survive_the_disk(cache: Path, models: Models) -> None:
     key = cost_key(models, 7, None)
     path = store(key, COSTS)
     assert path == cost_file(key) and path is not None and path.parent == cache
-    assert load(key, 256) == COSTS
-    assert load(key, 257) is None, "wider passes than were asked for"
+    assert load(key) == COSTS
     assert [file.name for file in cache.iterdir()] == [path.name]
 
 
@@ -106,6 +106,49 @@ def test_the_key_tells_apart_what_costs_differently(models: Models) -> None:
     assert len({cost_file(each) for each in [key, *others]}) == 5
     assert cost_key(models, 7, None) == key
     assert key["threads"] == 1 and key["device"] and key["torch"] and key["dspark"]
+
+
+def test_the_key_tells_apart_how_passes_run(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [cost_key(models, 7, None)]
+    monkeypatch.setattr(
+        "dspark.serve.costs.cache.parallel_region", lambda: not keys[0]["attention_has_threads"]
+    )
+    keys.append(cost_key(models, 7, None))
+    monkeypatch.setattr(type(models.target), "runs_through", "transformers 9", raising=False)
+    keys.append(cost_key(models, 7, None))
+    assert len({cost_file(each) for each in keys}) == 3
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("processor : 0\nmodel name : A Chip @ 2 GHz\n\nmodel name : A Chip @ 2 GHz\n", "A Chip @ 2 GHz"),
+        ("cpu : POWER9, altivec\n", "POWER9, altivec"),
+        (
+            "CPU implementer : 0x41\nCPU part : 0xd0c\n\nCPU implementer : 0x41\nCPU part : 0xd05\n",
+            "CPU implementer 0x41, CPU part 0xd0c, CPU part 0xd05",
+        ),
+        ("processor : 0\n", ""),
+    ],
+)
+def test_a_cpu_is_named_whatever_its_kind(cpuinfo: str, name: str) -> None:
+    assert named_in(cpuinfo) == name
+
+
+def test_a_hurried_measurement_does_not_replace_a_thorough_one(cache: Path, models: Models) -> None:
+    key = cost_key(models, 7, None)
+    thorough = replace(COSTS, widest=8, repeats=THOROUGH.repeats)
+    path = store(key, thorough)
+    wider = obtain(models, Options(max_batch_size=2))
+    assert wider is not None and wider.source.startswith("measured at start in ")
+    assert f"{path} is for fewer requests at once" in wider.source and load(key) == thorough
+    narrow = obtain(models, Options(max_batch_size=1))
+    assert narrow is not None and narrow.source == f"from cache {path}"
+    store(key, replace(thorough, repeats=AT_START.repeats))
+    again = obtain(models, Options(max_batch_size=2))
+    hurried = load(key)
+    assert again is not None and again.source.startswith("measured") and hurried is not None
+    assert hurried.widest == 16
 
 
 def test_the_same_model_elsewhere_has_the_same_key(models: Models, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
@@ -11,12 +12,13 @@ import pytest
 from commandline import run
 from dspark import SamplingParams
 from dspark.calibrate.prompts import standard_library
+from dspark.calibrate.rollout import Plan
 from dspark.core import Noise, accept
 from dspark.decoder import DSparkDecoder
 from dspark.evaluate.answers import Answer, by_prompt, ratio
 from dspark.evaluate.ngram import Lookup, lookup_rounds
 from dspark.evaluate.numbers import numbers
-from dspark.evaluate.run import without_markov
+from dspark.evaluate.run import evaluate_pair, without_markov
 from dspark.result import Round
 from dspark.serve.models import Models
 from dspark.serve.options import Options
@@ -187,6 +189,54 @@ def test_evaluates_the_embedded_pair(prompts, tmp_path):
     parsed = Page()
     parsed.feed(page.read_text())
     assert parsed.open == [] and parsed.seen["svg"] == 2 * 4 and parsed.seen["table"] == 1 + 2 * 3
+
+
+def test_every_drafter_drafts_as_much_as_was_asked_for(prompts):
+    code, out, _ = run("evaluate", *prompts, *QUICK, "--temperature", "0", "--block-size", "3", "--json")
+    [regime] = json.loads(out)["regimes"]
+    assert code == 0 and len(regime["confidence_head"]["survival"]) == 3
+    for drafter in ("draft", "block", "ngram"):
+        found = regime["data_sets"]["all"][drafter]
+        assert len(found["acceptance_by_position"]) == 3
+        assert found["acceptance_length_pooled"]["high"] <= 4
+    assert regime["confidence_head_calibrated"] is not None
+
+
+def test_lookup_drafts_no_more_than_the_draft(tmp_path):
+    again = tmp_path / "again.jsonl"
+    again.write_text(json.dumps({"prompt": "    x = x + 1\n" * 20}) + "\n")
+    how = ("--prompts", again, "--temperature", "0", "--block-size", "1", "--json")
+    _, out, _ = run("evaluate", *QUICK, *how)
+    found = json.loads(out)["regimes"][0]["data_sets"]["all"]["ngram"]
+    assert 1 < found["acceptance_length_pooled"]["value"] <= 2
+
+
+def test_a_cut_hides_what_the_confidences_are_worth(prompts):
+    how = ("--policy", "threshold", "--confidence-threshold", "0.5", "--temperature", "0")
+    code, out, _ = run("evaluate", *prompts, *QUICK, *how, "--json")
+    [regime] = json.loads(out)["regimes"]
+    assert code == 0 and regime["data_sets"]["all"]["draft"]["acceptance_rate"] > 0
+    assert regime["confidence_head"] is regime["confidence_head_calibrated"] is None
+
+
+def test_no_prefill_is_saved_by_earlier_answers():
+    """Neither of another regime, nor of the same one, nor by what warms up."""
+    reused = []
+
+    class Watched(DSparkDecoder):
+        def generate(self, *arguments):
+            result = super().generate(*arguments)
+            reused.append(result.reused_tokens)
+            return result
+
+    texts = {"one": standard_library()[:2]}
+    regimes = [SamplingParams(temperature=t) for t in (0.0, 0.7)]
+    load = partial(Models.load, "tiny", "tiny-draft", dtype="float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dspark.evaluate.run.DSparkDecoder", Watched)
+        plan = Plan(tokens=4, samples=2)
+        evaluate_pair(load, texts, regimes, plan, Options(policy="fixed", max_batch_size=1))
+    assert len(reused) == 3 * 5 + 2 * 3 and sum(reused[: 3 * 5]) == 0  # the block drafter is not timed
 
 
 def test_prints_tables(prompts):

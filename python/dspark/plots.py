@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark.errors import ConfigError
+from dspark.files import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,8 +28,7 @@ def check_plot(path: Path | None) -> None:
     require_matplotlib()
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"a plot is a file that ends in {' or '.join(SUFFIXES)}, not {path}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"the plot {path} cannot be written: {path.absolute().parent} is no directory")
+    check_writable(path)
 
 
 def save_plot(figure: Figure, path: Path) -> None:

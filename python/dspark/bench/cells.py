@@ -59,6 +59,8 @@ class Grid:
         for policy in self.policies:
             if policy not in POLICIES:
                 raise ConfigError(f"policies to measure are {', '.join(POLICIES)}, not {policy!r}")
+        if "threshold" in self.policies and not 0 <= self.threshold <= 1:
+            raise ConfigError(f"the confidence threshold must be between 0 and 1, not {self.threshold}")
         if self.tokens < 2:
             raise ConfigError("a benchmark needs at least 2 tokens per request: the first is the prompt's")
 

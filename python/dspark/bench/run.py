@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dspark.bench.cells import PLAIN, SETTLE, Cell, Grid, predicted_seconds
 from dspark.decoder import DSparkDecoder
+from dspark.durations import duration
 from dspark.errors import ConfigError
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
@@ -75,6 +76,8 @@ class Bench:
             for cell in grid.cells()
         }
         self._spent: dict[Cell, float] = {}
+        self._mode = "throughput"
+        self._table = source.table
 
     def seconds_left(self) -> float:
         """What the cells that are not done will take, in seconds: by the cost table, corrected by what the
@@ -140,16 +143,16 @@ class Bench:
     def _switch(self, mode: str) -> None:
         """Gives the engine the mode's policy; plain decoding is a matter of the requests.
 
-        The throughput policy takes up its cost table as it left it: what a pass costs does not depend on who
-        ran before. What it knows of acceptance it finds anew, in the warm-up before each timed run.
+        The rounds of every policy keep the engine's cost table true. A service under "throughput" has only
+        its own: so the table is put aside while others run. What is known of drafts is learnt from rounds of
+        "throughput" alone, and stays with the engine.
         """
-        threshold = self._grid.threshold if mode == "threshold" else None
-        policy = "fixed" if mode == PLAIN else mode
-        self._decoder._engine.core.set_policy(policy, confidence_threshold=threshold)
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+        core = self._decoder._engine.core
+        if self._mode == "throughput":
+            self._table = core.cost_table() or self._table
+        self._mode = mode
+        core.set_policy(
+            "fixed" if mode == PLAIN else mode,
+            confidence_threshold=self._grid.threshold if mode == "threshold" else None,
+            cost_table=self._table if mode == "throughput" else None,
+        )

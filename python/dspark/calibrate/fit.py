@@ -13,7 +13,6 @@ import numpy as np
 
 from dspark.calibrate.metrics import Numbers, Outcomes, calibration_error
 from dspark.calibrate.rounds import JudgedRounds
-from dspark.errors import RequestError
 
 GRID = np.exp(np.linspace(-np.log(8.0), np.log(8.0), 81))
 """Temperatures that are tried; the middle one is 1."""
@@ -36,22 +35,17 @@ def calibrated(confidences: Numbers, temperatures: Numbers) -> Numbers:
     return 1.0 / (1.0 + np.exp(-logits(confidences) / temperatures))
 
 
-def require_enough(rounds: JudgedRounds, what: str, fewest: int = FEWEST) -> None:
-    """Raises `RequestError` unless each position was reached often enough; `what` names the rounds."""
-    for k in range(rounds.gamma):
-        reached = int(rounds.is_reached(k).sum())
-        if reached < fewest:
-            raise RequestError(
-                f"{what}: position {k + 1} of {rounds.gamma} was reached by {reached} of {len(rounds)} "
-                f"rounds, and {fewest} are needed; more prompts, --tokens or --samples give more"
-            )
+def reached_often(rounds: JudgedRounds, fewest: int = FEWEST) -> int:
+    """The positions, counted from the first, that at least so many rounds reached."""
+    counts = [int(rounds.is_reached(k).sum()) for k in range(rounds.gamma)]
+    return next((k for k, count in enumerate(counts) if count < fewest), rounds.gamma)
 
 
-def fit_temperatures(rounds: JudgedRounds) -> list[float]:
-    """One temperature for each position of the block. Call `require_enough` first."""
+def fit_temperatures(rounds: JudgedRounds, positions: int) -> list[float]:
+    """One temperature for each of the first positions of the block, which `reached_often` counts."""
     survival = np.ones(len(rounds))
     temperatures: list[float] = []
-    for k in range(rounds.gamma):
+    for k in range(positions):
         logit = logits(rounds.confidences[:, k])
         rows = rounds.is_judged(k)
         temperatures.append(_search(logit[rows], survival[rows], rounds.survived(k)[rows]))

@@ -47,12 +47,16 @@ def require_confidence(models: Models) -> None:
 
 
 def whole_blocks(options: Options, gamma: int) -> Options:
-    """The same rule and chain, with every drafted token verified and confidences that are the head's own."""
+    """The same rule and chain, with every drafted token verified and confidences that are the head's own.
+
+    Blocks are whole whatever `block_size` says: temperatures go by position, a shorter one has the first.
+    """
     own = Calibration([1.0] * gamma, gamma)
     return replace(
         options,
         policy="fixed",
         confidence_threshold=None,
+        block_size=None,
         cost_table=None,
         calibration=own,
         max_batch_size=BATCH,
@@ -84,11 +88,12 @@ def roll_out(
     for start in range(0, len(jobs), BATCH):
         progress(start, len(jobs))
         part = jobs[start : start + BATCH]
-        results += decoder.generate(
+        answers = decoder.generate(
             [prompts[p] for p, _ in part],
             [replace(params, seed=seed, max_tokens=plan.tokens) for _, seed in part],
         )
-    for result in results:
-        if result.error is not None:
-            raise result.error
+        for answer in answers:
+            if answer.error is not None:
+                raise answer.error
+        results += answers
     return results, [p for p, _ in jobs]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dspark.calibrate.fit import FEWEST, fit_temperatures, require_enough
+from dspark.calibrate.fit import FEWEST, fit_temperatures, reached_often
 from dspark.calibrate.rollout import Plan, Progress, require_confidence, roll_out, whole_blocks
 from dspark.calibrate.rounds import JudgedRounds, halves, judged_rounds
 from dspark.calibrate.scores import HeadScores, score
@@ -28,6 +28,8 @@ class Fitted:
 
     regime: Regime
     temperatures: list[float]
+    positions: int
+    """The first so many were fitted; those behind them were reached too rarely, and keep 1."""
     rounds: int
     """Rounds that it was fitted to."""
     before: HeadScores
@@ -43,6 +45,7 @@ class Fitted:
         return {
             **self.regime.to_json(),
             "temperatures": self.temperatures,
+            "fitted_positions": self.positions,
             "rounds": self.rounds,
             "held_out_rounds": self.before.survival[0].count,
             "before": self.before.to_json(),
@@ -71,34 +74,55 @@ def calibrate_pair(
     *,
     options: Options | None = None,
     progress: Progress = lambda *_: None,
-) -> list[Fitted]:
-    """Fits the temperatures of a loaded pair for each of the sampling parameters.
+) -> Iterator[Fitted]:
+    """Fits the temperatures of a loaded pair for each of the sampling parameters, one after the other.
 
     Of `options` the acceptance rule, `markov_candidates` and `max_model_len` count; whole blocks are
     verified.
 
-    Raises `ConfigError` for a pair without a confidence head and `RequestError` for too few rounds.
+    Raises `ConfigError` for a pair without a confidence head, and `RequestError` for too few rounds once the
+    other regimes are done.
     """
     require_confidence(models)
     if len(prompts) < 2:
         raise RequestError("at least 2 prompts are needed: one half is fitted to, the other checked with")
     options = whole_blocks(options or Options(), models.gamma)
-    fitted: dict[Regime, Fitted] = {}
+    done: set[Regime] = set()
+    failed: RequestError | None = None
     with DSparkDecoder(lambda: models, options) as decoder:
         for given in regimes:
             params = given.with_defaults(models.generation_config)
             regime = regime_of(params, options)
-            if regime in fitted:
+            if regime in done:
                 continue
+            done.add(regime)
             results, which = roll_out(decoder, prompts, params, plan, partial(progress, str(regime)))
-            fitted[regime] = fit_regime(regime, judged_rounds(results, which, models.gamma))
-    return list(fitted.values())
+            try:
+                fitted = fit_regime(regime, judged_rounds(results, which, models.gamma))
+            except RequestError as error:
+                failed = failed or error
+            else:
+                yield fitted
+    if failed is not None:
+        raise failed
 
 
 def fit_regime(regime: Regime, rounds: JudgedRounds) -> Fitted:
-    """Fits on every second prompt and scores on the others; raises `RequestError` for too few rounds."""
+    """Fits on every second prompt and scores on the others.
+
+    Positions that too few rounds reach, to fit to or to check with, keep the temperature 1. Raises
+    `RequestError` if even the first is one of them.
+    """
     to_fit, held_out = halves(rounds)
-    require_enough(to_fit, f"{regime}, rounds to fit to", FEWEST)
-    require_enough(held_out, f"{regime}, rounds to check with", FEWEST_HELD_OUT)
-    temperatures = [round(t, 4) for t in fit_temperatures(to_fit)]
-    return Fitted(regime, temperatures, len(to_fit), score(held_out), score(held_out, temperatures))
+    positions = min(reached_often(to_fit, FEWEST), reached_often(held_out, FEWEST_HELD_OUT))
+    if positions == 0:
+        found, checks = (int(half.is_reached(0).sum()) for half in (to_fit, held_out))
+        more = "more prompts, --tokens or --samples" if regime.temperature else "more prompts or --tokens"
+        raise RequestError(
+            f"{regime}: {found} rounds to fit to and {checks} to check with, and {FEWEST} and "
+            f"{FEWEST_HELD_OUT} are needed; {more} give more"
+        )
+    temperatures = [round(t, 4) for t in fit_temperatures(to_fit, positions)]
+    temperatures += [1.0] * (rounds.gamma - positions)
+    before, after = score(held_out), score(held_out, temperatures)
+    return Fitted(regime, temperatures, positions, len(to_fit), before, after)

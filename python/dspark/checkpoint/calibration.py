@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dspark.checkpoint.config_file import LARGEST_NUMBER, ConfigFile, positive_integer
 from dspark.errors import CheckpointError
+from dspark.files import write_whole
 
 FILE_NAME = "calibration.json"
 VERSION = 1
@@ -112,16 +110,7 @@ def write_calibrations(path: Path, entries: Sequence[Entry]) -> None:
     content = {"version": VERSION, "entries": [entry.to_json() for entry in merged.values()]}
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     try:
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            Path(scratch).chmod(0o644)  # mkstemp's own mode would hide it from other users
-            Path(scratch).replace(path)
-        except BaseException:
-            with suppress(OSError):
-                Path(scratch).unlink()
-            raise
+        write_whole(path, text)
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be written ({error}): name another file with --output"

@@ -1,7 +1,8 @@
 """Measures tokens per second of a pair: plain decoding and each policy, taking turns on one engine.
 
 Speeds are those of decoding, prefills apart. A cell whose "throughput" is slower than the better of plain and
-"fixed" beyond chance, or by more than 5 % in the median, is marked. Nothing else should run meanwhile.
+"fixed" beyond chance, or by more than 5 % in the median, is marked. Nothing else should run meanwhile. The
+target is smollm2 where it has been fetched, else tiny, unless --target names another.
 """
 
 from __future__ import annotations
@@ -66,7 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--plot", type=Path, metavar="FILE", help="draw the speeds as FILE.png or FILE.svg")
     rounds = add_model_options(parser)
     rounds.add_argument(
-        "--confidence-threshold", type=float, default=0.5, metavar="C", help="of the policy threshold"
+        "--confidence-threshold",
+        type=float,
+        default=0.5,
+        metavar="C",
+        help="of the policy threshold. One engine runs all policies, with the draft's calibration.json if it "
+        "fits: the cut is at calibrated confidences here, at the head's own in a decoder of that policy",
     )
     parser.set_defaults(target=None)
 
@@ -77,8 +83,9 @@ def run(options: argparse.Namespace) -> int:
     if options.target is None:
         options.target = _usual_target()
     progress = Progress(silent=options.json)
-    from dspark.bench.run import Bench, duration
+    from dspark.bench.run import Bench
     from dspark.decoder import DSparkDecoder
+    from dspark.durations import duration
 
     texts = _texts(options)
     grid = _grid(options, list(texts))
@@ -86,24 +93,42 @@ def run(options: argparse.Namespace) -> int:
     del options.confidence_threshold  # not the decoder's: it begins with "throughput"
     how = decoder_options(options)
     with DSparkDecoder(lambda: load_models(options, progress), how) as decoder:
-        bench = Bench(decoder, grid, _tokenised(texts, decoder))
+        is_own = options.prompts is not None
+        bench = Bench(decoder, grid, _tokenised(texts, decoder, is_own=is_own))
+        info = decoder.info()
         estimate, started = bench.seconds_left(), time.perf_counter()
         if not options.json:
             _print_head(decoder, grid, threshold)
         say(f"{len(list(grid.cells()))} cells, about {duration(estimate)}")
-        reports = _measure(bench, grid, progress, options.json)
+        reports, ended = _measure(bench, grid, progress, options.json)
         took = time.perf_counter() - started
-        info = decoder.info()
+    if ended is not None and not reports:
+        raise ended
     if options.plot is not None:
         from dspark.bench.plot import plot_bench
 
         plot_bench(reports, grid, options.plot, f"{options.target}, {info['threads']} threads")
     if options.json:
-        print_json(to_json(info, grid, reports, estimate, took))
+        print_json(to_json(info, grid, reports, estimate, took, ended))
     else:
         marked = sum(bool(report.marks) for report in reports)
         print_text(f"\n{len(reports)} cells in {duration(took)}, {marked} of them marked")
-    return 0
+    return 0 if ended is None else _unfinished(ended, options.json)
+
+
+def _unfinished(ended: BaseException, as_json: bool) -> int:
+    """The exit code after what there is was printed; with `--json` that names the error already."""
+    from dspark.cli.main import ERROR
+
+    if isinstance(ended, KeyboardInterrupt) or not as_json:
+        raise ended
+    say("{type}: {message}".format(**_named(ended)))
+    return ERROR
+
+
+def _named(error: BaseException) -> dict[str, str]:
+    message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+    return {"type": type(error).__name__, "message": message}
 
 
 def _usual_target() -> str:
@@ -139,26 +164,33 @@ def _grid(options: argparse.Namespace, sets: list[str]) -> Grid:
     return Grid(sets=sets, policies=policies, threshold=options.confidence_threshold, **chosen)
 
 
-def _tokenised(texts: dict[str, list[str]], decoder: DSparkDecoder) -> dict[str, list[list[int]]]:
+def _tokenised(
+    texts: dict[str, list[str]], decoder: DSparkDecoder, *, is_own: bool
+) -> dict[str, list[list[int]]]:
+    """`is_own`: the texts are the user's, whatever the file is called."""
     from dspark.bench.prompt_sets import CODE_BEGINNINGS, tokenised
 
-    return {
-        name: tokenised(each, decoder.models, is_code=name in CODE_BEGINNINGS) for name, each in texts.items()
-    }
+    beginnings = () if is_own else CODE_BEGINNINGS
+    return {name: tokenised(each, decoder.models, is_code=name in beginnings) for name, each in texts.items()}
 
 
-def _measure(bench: Bench, grid: Grid, progress: Progress, as_json: bool) -> list[CellReport]:
+def _measure(
+    bench: Bench, grid: Grid, progress: Progress, as_json: bool
+) -> tuple[list[CellReport], BaseException | None]:
+    """The cells, and what ended the measurement before it was done: an hour's cells are not lost for it."""
     from dspark.bench.report import header, report_cell, row
 
     reports: list[CellReport] = []
-    rows = [header(grid)]
-    for cell, runs in bench.run(progress):
-        reports.append(report_cell(cell, runs, grid))
-        rows.append(row(reports[-1], grid))
+    ended: BaseException | None = None
+    try:
+        for cell, runs in bench.run(progress):
+            reports.append(report_cell(cell, runs, grid))
+    except (Exception, KeyboardInterrupt) as error:
+        ended = error
     progress.clear()
-    if not as_json:
-        print_text(table(rows))
-    return reports
+    if reports and not as_json:
+        print_text(table([header(grid), *(row(report, grid) for report in reports)]))
+    return reports, ended
 
 
 def _print_head(decoder: DSparkDecoder, grid: Grid, threshold: float) -> None:
@@ -174,9 +206,14 @@ def _print_head(decoder: DSparkDecoder, grid: Grid, threshold: float) -> None:
 
 
 def to_json(
-    info: dict[str, Any], grid: Grid, reports: list[CellReport], estimate: float, took: float
+    info: dict[str, Any],
+    grid: Grid,
+    reports: list[CellReport],
+    estimate: float,
+    took: float,
+    ended: BaseException | None,
 ) -> dict[str, Any]:
-    """What `dspark bench --json` prints; times in seconds."""
+    """What `dspark bench --json` prints; times in seconds. `ended`: why cells are missing, if some are."""
     names = (
         "target",
         "draft",
@@ -187,6 +224,7 @@ def to_json(
         "torch",
         "block_size",
         "acceptance",
+        "calibration",
     )
     return {
         **{name: info[name] for name in names},
@@ -197,4 +235,5 @@ def to_json(
         "estimated_s": estimate,
         "took_s": took,
         "cells": [report.to_json() for report in reports],
+        **({} if ended is None else {"error": _named(ended)}),
     }

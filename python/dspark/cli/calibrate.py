@@ -17,7 +17,8 @@ from dspark import __version__
 from dspark.checkpoint.calibration import FILE_NAME, Entry, write_calibrations
 from dspark.cli.options import add_model_options, load_models
 from dspark.cli.show import Progress, print_json, print_text, table
-from dspark.errors import CheckpointError, ConfigError
+from dspark.errors import ConfigError
+from dspark.files import check_writable
 from dspark.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -105,25 +106,22 @@ def run(options: argparse.Namespace) -> int:
     )
     progress = Progress(silent=options.json)
     models = load_models(options, progress)
-    fitted = calibrate_pair(
-        models,
-        render(models, [text for texts in sets.values() for text in texts]),
-        params,
-        plan,
-        options=how,
-        progress=progress,
-    )
-    progress.clear()
     target = Path(options.target).expanduser().name
-    write_calibrations(output, [entry_of(one, target) for one in fitted])
-    if options.plot is not None:
-        _plot(options.plot, fitted)
+    fitted: list[Fitted] = []
+    prompts = render(models, [text for texts in sets.values() for text in texts])
+    # What is fitted is kept at once: a later regime may fail, or be cut short.
+    for one in calibrate_pair(models, prompts, params, plan, options=how, progress=progress):
+        progress.clear()
+        fitted.append(one)
+        write_calibrations(output, [entry_of(one, target)])
+        if options.plot is not None:
+            _plot(options.plot, fitted)
+        if not options.json:
+            print_text(f"{one.name}: fitted to {one.rounds} rounds\n{_scores_table(one)}\n{_left(one)}")
+            print_text(f"written: {output}\n")
+    progress.clear()
     if options.json:
         print_json({"output": str(output), "regimes": [one.to_json() for one in fitted]})
-    else:
-        for one in fitted:
-            print_text(f"{one.name}: fitted to {one.rounds} rounds\n{_scores_table(one)}\n")
-        print_text(f"written: {output}")
     return 0
 
 
@@ -158,8 +156,7 @@ def _output(options: argparse.Namespace) -> Path:
         if directory.is_relative_to(Path(dspark.__file__).parent.resolve()):
             raise ConfigError(f"{directory} belongs to the installed package: name a file with --output")
         given = directory / FILE_NAME
-    if not given.parent.is_dir() or given.is_dir():
-        raise CheckpointError(f"{given} cannot be written: name a file in a directory that is there")
+    check_writable(given)
     return given
 
 
@@ -175,6 +172,13 @@ def _plot(path: Path, fitted: list[Fitted]) -> None:
         for name, before, after in pairs:
             panels.append((f"T {one.regime.temperature:g}, {name}", [("before", before), ("after", after)]))
     save_plot(reliability_diagram(panels), path)
+
+
+def _left(one: Fitted) -> str:
+    """What was not fitted."""
+    if one.positions == len(one.temperatures):
+        return ""
+    return f"positions after {one.positions} were reached too rarely to be fitted, and keep T = 1\n"
 
 
 def _scores_table(one: Fitted) -> str:

@@ -14,6 +14,7 @@ from dspark.cli.calibrate import add_regime_options, add_work_options, regimes
 from dspark.cli.options import add_model_options, draft_of, load_models
 from dspark.cli.show import Progress, print_json, print_text, table
 from dspark.errors import ConfigError
+from dspark.files import check_writable
 
 HELP = "measure a draft beside its baselines"
 
@@ -28,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         default="fixed",
         choices=("fixed", "threshold"),
-        help="fixed verifies whole blocks; every position is seen",
+        help="fixed verifies whole blocks, so that every position is seen; threshold gives no scores of the "
+        "confidence head",
     )
     parser.add_argument(
         "--confidence-threshold",
@@ -54,8 +56,7 @@ def run(options: argparse.Namespace) -> int:
     page: Path | None = options.html
     if page is not None:
         require_matplotlib()
-        if not page.parent.is_dir() or page.is_dir():
-            raise ConfigError(f"--html {page} cannot be written: name a file in a directory that is there")
+        check_writable(page)
     plan = Plan(tokens=options.tokens, samples=options.samples, seed=options.seed)
     params = regimes(options)
     sets = data_sets(options.prompts or [], options.target)

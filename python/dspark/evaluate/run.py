@@ -1,7 +1,8 @@
 """Evaluates a pair: each prompt with the draft and without, one after the other, and the baselines.
 
 Requests run alone, so that tokens per second are what one user sees, and the two sides of a prompt run back
-to back, so that what else the machine does meets both.
+to back, so that what else the machine does meets both. Each time that the prompts are asked, a fresh engine
+answers: one that knew them from before would save their prefill.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from dspark.calibrate.rollout import Plan, Progress, render
-from dspark.calibrate.rounds import judged_rounds
+from dspark.calibrate.rounds import JudgedRounds, judged_rounds
 from dspark.calibrate.run import regime_of
 from dspark.calibrate.scores import HeadScores, score
 from dspark.checkpoint.calibration import Regime
@@ -67,7 +68,8 @@ class Evaluated:
     numbers: Mapping[str, Mapping[str, Numbers]]
     """By data set, then by method. Of one data set alone there is only "all"."""
     head: HeadScores | None
-    """The confidence head's own scores, over all data sets."""
+    """The confidence head's own scores, over all data sets; `None` without one, or where a policy hides the
+    positions that it thinks little of."""
     calibrated: HeadScores | None
     """Those with the draft's calibration.json, where it has an entry for the regime."""
 
@@ -116,26 +118,33 @@ def evaluate_pair(
     raw: dict[Regime, list[GenerationResult]] = {}
     with DSparkDecoder(load, options) as decoder:
         models, info = decoder.models, decoder.info()
-        if models.draft is None:
-            raise ConfigError("there is no draft to evaluate: give --draft DIR")
-        names = [name for name, texts in data_sets.items() for _ in texts]
-        prompts = render(models, [text for texts in data_sets.values() for text in texts])
-        filled = [params.with_defaults(models.generation_config) for params in regimes]
-        keyed = {regime_of(params, options): params for params in filled}
-        decoder.generate(prompts[0], replace(filled[0], max_tokens=16))  # first passes are slower
-        for regime, params in keyed.items():
-            jobs = _jobs(params, plan, prompts)
-            plain, draft = [], []
-            for number, (_, prompt, each) in enumerate(jobs):
-                progress(str(regime), number, len(jobs))
-                plain.append(decoder.generate(prompt, replace(each, speculative=False)))
-                draft.append(decoder.generate(prompt, each))
-            answers[regime, "plain"] = [Answer.of(p, r) for (p, _, _), r in zip(jobs, plain, strict=True)]
-            answers[regime, "draft"] = [Answer.of(p, r) for (p, _, _), r in zip(jobs, draft, strict=True)]
-            answers[regime, "ngram"] = [
-                _looked_up(p, r, models, plan.tokens) for (p, _, _), r in zip(jobs, plain, strict=True)
-            ]
-            raw[regime] = draft
+    if models.draft is None:
+        raise ConfigError("there is no draft to evaluate: give --draft DIR")
+    width = models.drafted_per_round(options.block_size)
+    names = [name for name, texts in data_sets.items() for _ in texts]
+    prompts = render(models, [text for texts in data_sets.values() for text in texts])
+    filled = [params.with_defaults(models.generation_config) for params in regimes]
+    keyed = {regime_of(params, options): params for params in filled}
+    for regime, params in keyed.items():
+        jobs = _jobs(params, plan, prompts)
+        plain: list[GenerationResult] = []
+        draft: list[GenerationResult] = []
+        for start in range(0, len(jobs), len(prompts)):
+            with DSparkDecoder(lambda: models, options) as decoder:
+                # First passes are slower. Backwards: nothing that follows begins like it.
+                backwards = models.tokens(prompts[0])[::-1]
+                decoder.generate(backwards, replace(params, max_tokens=16))
+                for number, (_, prompt, each) in enumerate(jobs[start : start + len(prompts)], start):
+                    progress(str(regime), number, len(jobs))
+                    plain.append(decoder.generate(prompt, replace(each, speculative=False)))
+                    draft.append(decoder.generate(prompt, each))
+        answers[regime, "plain"] = [Answer.of(p, r) for (p, _, _), r in zip(jobs, plain, strict=True)]
+        answers[regime, "draft"] = [Answer.of(p, r) for (p, _, _), r in zip(jobs, draft, strict=True)]
+        answers[regime, "ngram"] = [
+            _looked_up(p, r, width, min(plan.tokens, options.window(models) - len(r.prompt_token_ids)))
+            for (p, _, _), r in zip(jobs, plain, strict=True)
+        ]
+        raw[regime] = draft
     if models.draft.markov_head is not None:
         bare = without_markov(models)
         fixed = replace(options, policy="fixed", confidence_threshold=None, calibration=None)
@@ -151,7 +160,9 @@ def evaluate_pair(
     for regime in keyed:
         which = [job[0] for job in _jobs(keyed[regime], plan, prompts)]
         by_method = {m: answers[regime, m] for m in METHODS if (regime, m) in answers}
-        done.append(_evaluated(models, regime, names, by_method, raw[regime], which))
+        table = _numbers(names, by_method, width)
+        scores = _scores(models, regime, judged_rounds(raw[regime], which, width), options)
+        done.append(Evaluated(regime, table, *scores))
     return Evaluation(info, done)
 
 
@@ -167,21 +178,15 @@ def _jobs(
     ]
 
 
-def _looked_up(prompt: int, plain: GenerationResult, models: Models, max_tokens: int) -> Answer:
-    asked = plain.prompt_token_ids
-    limit = min(max_tokens, models.window - len(asked))
-    rounds = lookup_rounds(asked, plain.token_ids, models.gamma, limit)
+def _looked_up(prompt: int, plain: GenerationResult, width: int, max_tokens: int) -> Answer:
+    rounds = lookup_rounds(plain.prompt_token_ids, plain.token_ids, width, max_tokens)
     return replace(Answer.of(prompt, plain), rounds=rounds, seconds=None)
 
 
-def _evaluated(
-    models: Models,
-    regime: Regime,
-    names: Sequence[str],
-    answers: Mapping[str, list[Answer]],
-    raw: list[GenerationResult],
-    which: list[int],
-) -> Evaluated:
+def _numbers(
+    names: Sequence[str], answers: Mapping[str, list[Answer]], width: int
+) -> dict[str, dict[str, Numbers]]:
+    """By data set, `names` having that of each prompt, and method; `width` tokens are drafted per round."""
     table: dict[str, dict[str, Numbers]] = {}
     sets = list(dict.fromkeys(names))
     for name in [*sets, ALL] if len(sets) > 1 else [ALL]:
@@ -189,10 +194,17 @@ def _evaluated(
             method: [a for a in found if name == ALL or names[a.prompt] == name]
             for method, found in answers.items()
         }
-        table[name] = {m: numbers(found, chosen["plain"], models.gamma) for m, found in chosen.items()}
-    if not models.has_confidence:
-        return Evaluated(regime, table, None, None)
-    rounds = judged_rounds(raw, which, models.gamma)
+        table[name] = {m: numbers(found, chosen["plain"], width) for m, found in chosen.items()}
+    return table
+
+
+def _scores(
+    models: Models, regime: Regime, rounds: JudgedRounds, options: Options
+) -> tuple[HeadScores | None, HeadScores | None]:
+    """The confidence head's scores, and those with the draft's calibration."""
+    # Under "threshold" only positions are seen that the head thinks well of: they say nothing about it.
+    if not models.has_confidence or options.policy != "fixed":
+        return None, None
     fitting = [e for e in models.calibrations if e.key == (regime, models.gamma)]
-    calibrated = score(rounds, list(fitting[0].temperatures)) if fitting else None
-    return Evaluated(regime, table, score(rounds), calibrated)
+    calibrated = score(rounds, list(fitting[0].temperatures[: rounds.gamma])) if fitting else None
+    return score(rounds), calibrated

@@ -5,21 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import dspark
+from dspark.attention.workers import parallel_region
+from dspark.files import write_whole
 from dspark.pretrained import cache_root
 from dspark.serve.costs.device import device_name
 from dspark.serve.costs.record import Costs
 from dspark.serve.models import Models
 
-FORMAT = 1
+FORMAT = 2
 """Counts up when the files or the way of measuring change."""
 
 _log = logging.getLogger("dspark")
@@ -36,6 +35,8 @@ def cost_key(models: Models, block_size: int, candidates: int | None) -> Key:
         "torch": torch.__version__,
         "device": device_name(models.target.device),
         "threads": torch.get_num_threads(),
+        "attention_has_threads": parallel_region() != 0,
+        "target_runs_through": getattr(models.target, "runs_through", "dspark"),
         "target": _identity(target),
         "draft": None if draft is None else _identity(draft),
         "dtype": str(models.target.dtype),
@@ -51,8 +52,8 @@ def cost_file(key: Key) -> Path:
     return cache_root() / "costs" / f"{digest[:24]}.json"
 
 
-def load(key: Key, widest: int) -> Costs | None:
-    """Kept costs that cover passes of `widest` tokens, if there are any.
+def load(key: Key) -> Costs | None:
+    """Kept costs, if there are any.
 
     A file that cannot be read is worth a warning on the logger `dspark`, and nothing else.
     """
@@ -61,31 +62,22 @@ def load(key: Key, widest: int) -> Costs | None:
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["key"] != key:
             raise ValueError("it belongs to another pair or machine")
-        costs = Costs.from_json(kept["costs"])
+        return Costs.from_json(kept["costs"])
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # a damaged file can fail in many ways, and each has the same cure
         _log.warning("the cost table in %s cannot be used and is measured again: %s", path, error)
         return None
-    return costs if costs.widest >= widest else None
 
 
 def store(key: Key, costs: Costs) -> Path | None:
     """Keeps costs, whole or not at all; `None` where the cache cannot be written."""
     path = cost_file(key)
-    scratch: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
-        scratch = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"key": key, "costs": costs.to_json()}, file)
-        scratch.replace(path)
+        write_whole(path, json.dumps({"key": key, "costs": costs.to_json()}))
     except OSError as error:
         _log.info("the cost table cannot be kept in %s: %s", path, error)
-        if scratch is not None:
-            with suppress(OSError):
-                scratch.unlink()
         return None
     return path
 

@@ -31,30 +31,46 @@ def obtain(models: Models, options: Options) -> CostSource | None:
         return None
     if options.cost_table is not None:
         return CostSource(options.cost_table, "given")
-    found, path = kept(models, options)
-    if found is not None:
-        return CostSource(found.table(), f"from cache {path}")
-    costs, _ = remeasure(models, options, AT_START)
-    return CostSource(costs.table(), f"measured at start in {costs.seconds:.2g} s")
+    key = _key(models, options)
+    found = load(key)
+    if found is not None and found.widest >= _widest(models, options):
+        return CostSource(found.table(), f"from cache {cost_file(key)}")
+    costs = _measured(models, options, AT_START)
+    source = f"measured at start in {costs.seconds:.2g} s"
+    if found is None or found.repeats <= costs.repeats:
+        store(key, costs)
+    else:  # wider, but hurried: it does not replace what was measured with care
+        source += f": {cost_file(key)} is for fewer requests at once, and dspark profile would replace it"
+    return CostSource(costs.table(), source)
 
 
 def kept(models: Models, options: Options) -> tuple[Costs | None, Path]:
-    """The costs that are kept for these options, if any, and the file of them."""
+    """The costs that are kept and wide enough for these options, if any, and the file of them."""
     key = _key(models, options)
-    widest = options.max_batch_size * (1 + models.drafted_per_round(options.block_size))
-    return load(key, widest), cost_file(key)
+    found = load(key)
+    is_enough = found is not None and found.widest >= _widest(models, options)
+    return found if is_enough else None, cost_file(key)
 
 
 def remeasure(models: Models, options: Options, effort: Effort) -> tuple[Costs, Path | None]:
     """Measures whatever is kept, and keeps the outcome: the costs and their file, if it could be written."""
-    costs = measure(
+    costs = _measured(models, options, effort)
+    return costs, store(_key(models, options), costs)
+
+
+def _measured(models: Models, options: Options, effort: Effort) -> Costs:
+    return measure(
         models,
         block_size=models.drafted_per_round(options.block_size),
         max_batch_size=options.max_batch_size,
         candidates=options.markov_candidates,
         effort=effort,
     )
-    return costs, store(_key(models, options), costs)
+
+
+def _widest(models: Models, options: Options) -> int:
+    """Tokens of the widest pass that these options allow."""
+    return options.max_batch_size * (1 + models.drafted_per_round(options.block_size))
 
 
 def _key(models: Models, options: Options) -> Key:

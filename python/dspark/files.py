@@ -1,0 +1,31 @@
+"""Files that commands write: refused before the work, and never left half written."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from dspark.errors import ConfigError
+
+
+def check_writable(path: Path) -> None:
+    """Raises `ConfigError` if no file can be there; best before the work whose outcome it is to hold."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: name a file in a directory that is there")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, readable for everybody; raises `OSError`."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    scratch = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        scratch.chmod(0o644)  # mkstemp's own mode would hide it from other users
+        scratch.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            scratch.unlink()
+        raise
