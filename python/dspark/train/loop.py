@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dspark.durations import duration
 from dspark.train.data.conversations import Conversation
 from dspark.train.examples import Order
 from dspark.train.optimiser import Optimiser, Rate
-from dspark.train.report import Log, Say, duration
+from dspark.train.report import Log, Say
 from dspark.train.step import Measured, Stepper
 from dspark.train.world import World
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from dspark.draft import DSparkDraftModel
+from dspark.durations import duration
 from dspark.errors import ConfigError
 from dspark.pretrained import resolve
 from dspark.serve.models import parse_dtype
@@ -26,7 +27,7 @@ from dspark.train.data.conversations import Conversation, frequent_tokens
 from dspark.train.examples import StateSource
 from dspark.train.gather import directories, gather, generate
 from dspark.train.head import embeddings_and_head
-from dspark.train.report import Say, duration
+from dspark.train.report import Say
 from dspark.train.settings import Settings, fingerprint
 from dspark.train.shape import draft_config, mask_token
 from dspark.train.teacher import Teacher

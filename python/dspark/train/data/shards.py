@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 from safetensors.numpy import save_file
 
+from dspark.durations import duration
 from dspark.errors import CheckpointError
 from dspark.train.data.conversations import Conversation
-from dspark.train.report import Say, duration
+from dspark.train.report import Say
 
 SETTINGS = "generation.json"
 PER_SHARD = 64
