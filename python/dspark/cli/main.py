@@ -95,6 +95,11 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
+    def _print_message(self, message: str, file: object = None) -> None:
+        """Of help and version; not argparse's own, which treats an output that takes nothing as its release
+        pleases."""
+        write(message)
+
 
 def _parser() -> argparse.ArgumentParser:
     # Abbreviated flags would change their meaning whenever a flag is added.
