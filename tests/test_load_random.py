@@ -41,9 +41,11 @@ def run(pair: tuple[str | Path, str | Path], count: int, seed: int, acceptance: 
         run_jobs(decoder, jobs, seed)
         stats = check_rest(decoder)
         counts = check(jobs, alone, any_temperature=acceptance == "coupled")
-        # A run in which nothing of this happened would prove nothing.
+        # A run in which nothing of this happened would prove nothing. Under the ratio rules only the jobs at
+        # temperature 0 can be compared.
+        enough = count // 5 if acceptance == "coupled" else count // 8
         assert stats["accepted"] > 0 and stats["preemptions"] > 0 and stats["reused_tokens"] > 0, stats
-        assert counts["whole"] > count // 5 and counts["cut"] > 0 and counts["bad"] > 0, counts
+        assert counts["whole"] > enough and counts["cut"] > 0 and counts["bad"] > 0, counts
         assert sum(r.accepted for r in rounds_of(jobs)) <= stats["accepted"]
 
 
