@@ -38,7 +38,8 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where the time went, in seconds from the call on. A pass shared by a batch counts whole for each of its requests."""
+    """Where the time went, in seconds from the call on. A pass shared by a batch counts whole for each of its
+    requests."""
 
     queue_s: float
     prefill_s: float

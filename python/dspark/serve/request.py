@@ -36,8 +36,8 @@ class Submission:
         notify: Callable[[], Any] | None = None,
         waited: float = 0.0,
     ) -> Handle:
-        """Submits the request. `waited`: seconds since the call that it belongs to; its timeout and its times count
-        from then.
+        """Submits the request. `waited`: seconds since the call that it belongs to; its timeout and its times
+        count from then.
 
         `notify` is called on the engine's thread when there is something to fetch; without `streams` that is
         the end alone. Raises `QueueFullError`, or `CapacityError` for what can never run.
