@@ -1,0 +1,3 @@
+//! Kernels that run where the tensors are.
+
+pub mod sampling;
