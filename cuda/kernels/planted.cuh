@@ -17,7 +17,7 @@ enum Fault {
 };
 inline int planted = NO_FAULT;
 }  // namespace sampling
-extern "C" void plant(int fault) { sampling::planted = fault; }
+extern "C" __attribute__((used)) inline void plant(int fault) { sampling::planted = fault; }
 #define PLANTED(fault) (sampling::planted == sampling::fault)
 #else
 #define PLANTED(fault) false

@@ -12,6 +12,7 @@ use crate::engine::{Block, ChainBlock};
 use crate::history::History;
 use crate::noise::Counted;
 use crate::params::SamplingParams;
+use crate::python::cuda::PyKernels;
 use crate::python::decide::PyNoise;
 use crate::python::device_heads::DeviceHeadTensors;
 use crate::python::errors::{NumericsError, RequestError};
@@ -29,6 +30,13 @@ fn passed_on<'py>(py: Python<'py>, launches: &[Launch], threads: Option<u32>) ->
         (launch.entry, (x, y, z), block, PyBytes::new(py, launch.args.bytes()))
     };
     launches.iter().map(pass_on).collect()
+}
+
+fn launch(kernels: &PyKernels, launches: &[Launch], stream: u64) -> PyResult<()> {
+    for Launch { entry, grid, block, args } in launches {
+        kernels.device().launch(entry, *grid, *block, 0, stream, args)?;
+    }
+    Ok(())
 }
 
 /// What a request of a plan owns.
@@ -138,6 +146,11 @@ impl PyVerify {
         threads: Option<u32>,
     ) -> Vec<PyLaunch<'py>> {
         passed_on(py, &self.0.launches(table, scratch), threads)
+    }
+
+    /// Launches the kernels on a stream and returns at once.
+    fn run(&self, kernels: PyRef<'_, PyKernels>, table: u64, scratch: u64, stream: u64) -> PyResult<()> {
+        launch(&kernels, &self.0.launches(table, scratch), stream)
     }
 
     /// For each request how many drafted tokens stay, the token after them, and whether a margin was below the rounding
@@ -260,6 +273,11 @@ impl PyChain {
         threads: Option<u32>,
     ) -> Vec<PyLaunch<'py>> {
         passed_on(py, &self.plan.launches(table, scratch), threads)
+    }
+
+    /// As of `VerifyPlan`.
+    fn run(&self, kernels: PyRef<'_, PyKernels>, table: u64, scratch: u64, stream: u64) -> PyResult<()> {
+        launch(&kernels, &self.plan.launches(table, scratch), stream)
     }
 
     /// For each request its drafted tokens and one confidence for each.

@@ -19,6 +19,19 @@ use crate::accept::Rule;
 use crate::params::SamplingParams;
 use crate::rows::DType;
 
+/// The kernels of `sampling.cu`.
+pub(super) const VERIFY_ENTRIES: &[&str] = &[
+    "sample_scan",
+    "sample_cut",
+    "sample_weigh",
+    "sample_race",
+    "sample_decide",
+    "sample_residual",
+    "sample_finish",
+];
+/// The kernels of `chain.cu`.
+pub(super) const CHAIN_ENTRIES: &[&str] = &["chain_latent", "chain_bend", "chain_draw", "chain_confide"];
+
 /// Rows of logits in the device's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRows {
