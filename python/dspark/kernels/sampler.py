@@ -11,6 +11,8 @@ from dspark import _core
 from dspark.kernels.choose import Choice, prepare, stream
 
 ROLE = "sampling"
+MOST_RANK = 1024
+"""The longest latent vector of a Markov head that a block of threads holds (chain.cuh)."""
 
 
 class Sampler:
@@ -42,12 +44,15 @@ class Sampler:
         return outcome.numpy().tobytes(), table.data_ptr(), scratch.data_ptr(), (table, scratch, outcome)
 
 
-def sampling_role(choice: Choice, dtypes: set[torch.dtype]) -> str:
-    """Who draws and judges for models of these element types, and why: "kernel ..." or "core: ..."."""
+def sampling_role(choice: Choice, dtypes: set[torch.dtype], rank: int) -> str:
+    """Who draws and judges for models of these element types and a Markov head of this rank (0: none), and why:
+    "kernel ..." or "core: ..."."""
     if choice.kernels is None:
         return f"core: {choice.reason}"
     if torch.float64 in dtypes:
         return "core: the kernels read float32, float16 and bfloat16, not float64"
+    if rank > MOST_RANK:
+        return f"core: a Markov head of rank {rank}, and the kernels hold {MOST_RANK}"
     entries = [entry for unit, names in _core.kernel_units() if unit in ("sampling", "chain") for entry in names]
     if (reason := prepare(choice.kernels, ROLE, entries)) is not None:
         return f"core: {reason}"

@@ -85,7 +85,11 @@ class Models:
         roles = _give_kernels(model, choice) | {
             f"draft {role}": how for role, how in _give_kernels(draft_model, choice).items()
         }
-        roles["sampling"] = sampling_role(choice, {what.dtype for what in (model, draft_model) if what is not None})
+        dtypes, rank = {model.dtype}, 0
+        if draft_model is not None:
+            dtypes.add(draft_model.dtype)
+            rank = draft_model.config.markov_rank
+        roles["sampling"] = sampling_role(choice, dtypes, rank)
         calibrations: tuple[Entry, ...] = ()
         if draft_path is not None and draft_model is not None:
             calibrations = draft_calibrations(draft_path / FILE_NAME, draft_model.config, block_size)

@@ -98,6 +98,9 @@ impl PyVerify {
         let rule = parse_rule(rule)?;
         let target = Tensor::anywhere(target_logits, "target_logits")?.device_rows();
         let asked = asked(&params, &noise, history)?;
+        if draft_ids.len() != asked.len() {
+            return Err(RequestError::new_err("draft_ids needs one entry for each request"));
+        }
         let mut firsts = Vec::with_capacity(asked.len());
         let mut blocks = Vec::with_capacity(asked.len());
         let (mut row, mut draft) = (0, 0);
