@@ -91,7 +91,7 @@ PARAMS: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 0.7, "presence_penalty": 0.6, "frequency_penalty": 0.5, "top_p": 0.9},
     {"presence_penalty": -0.4, "frequency_penalty": 1.1, "temperature": 0.0},
     {"logit_bias": {0: 1.5, 3: -2.0}, "top_k": 5},
-    {"logit_bias": {1: float("-inf")}, "temperature": 0.8},
+    {"logit_bias": {1: -1e6}, "temperature": 0.8},
     {"min_tokens": 6, "stop_token_ids": [0, 2], "repetition_penalty": 1.2},
 )
 

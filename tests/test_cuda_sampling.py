@@ -13,6 +13,7 @@ from cuda_host import Library, library, needs_compiler, sanitized
 from cuda_sampling import PARAMS, STYLES, Batch, batch, neutral, run
 from dspark import _core
 from dspark.errors import NumericsError, RequestError
+from test_cuda_noise import philox
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 RULES = ("rejection", "coupled")
@@ -122,11 +123,10 @@ def chi_square(counts: Counter[int], law: torch.Tensor) -> float:
     return float(scipy.stats.chisquare(observed, (law.double() / law.double().sum() * total).tolist()).pvalue)
 
 
-def draws(launcher: Library, runs: int = 4000, **given: Any) -> tuple[Counter[int], torch.Tensor]:
+def draws(launcher: Library, runs: int = 3000, **given: Any) -> tuple[Counter[int], torch.Tensor]:
     """First tokens of rounds that draft one token by the chain's kernels and judge it, and the target's law."""
     generator = torch.Generator().manual_seed(5)
-    target = torch.randn(1, 6, generator=generator) * 1.5
-    base = target + torch.randn(1, 6, generator=generator)
+    target, base = torch.randn(2, 1, 6, generator=generator)
     params = [neutral(**given)] * runs
     noise = [_core.Noise(0x9E3779B97F4A7C15 * run % 2**64, 9) for run in range(runs)]
     history: list[tuple[list[int], list[int]]] = [([], [])] * runs
@@ -155,8 +155,8 @@ def draws(launcher: Library, runs: int = 4000, **given: Any) -> tuple[Counter[in
 def test_draws_have_the_targets_law(emulation: Library) -> None:
     """Chi-square over rounds of chain and verdict; a target a little warmer is told apart."""
     counts, law = draws(emulation, temperature=0.9)
-    assert chi_square(counts, law) > 1e-9
-    assert chi_square(counts, law.pow(0.85)) < 1e-9
+    assert chi_square(counts, law) > 1e-3
+    assert chi_square(counts, law.pow(0.85)) < 1e-6
 
 
 FAULTS = {
@@ -185,10 +185,12 @@ def plant(planted: Library, fault: int) -> None:
 def test_planted_faults_are_caught(planted: Library, fault: str) -> None:
     """The core's known bugs (rust/src/mutant.rs), as far as the kernels do what they are about: the rule "block", the
     cut and the plan are the host's."""
-    params: list[dict[str, Any]] = [{"temperature": 0.8}] * 400
+    params: list[dict[str, Any]] = [{"temperature": 0.8}] * 300
     made = batch(21, 8, torch.float32, params=params, most=2)
     if fault == "TIES_BY_RANK_ONLY":
         made = batch(22, 40, torch.float32, params=[{"top_k": 4}] * 40, style="ties", most=2)
+    if fault == "ROUNDED_DRAFT_LAW":
+        made = decided_by_rounding()
     try:
         assert made.differences("rejection", planted, 32)[0] == 0
         plant(planted, FAULTS[fault])
@@ -197,14 +199,33 @@ def test_planted_faults_are_caught(planted: Library, fault: str) -> None:
         plant(planted, 0)
 
 
+def decided_by_rounding() -> Batch:
+    """Drafted tokens whose acceptance would be decided otherwise if q were a bfloat16."""
+    target, draft = torch.randn(2, 6, generator=torch.Generator().manual_seed(3))
+    p, q = (torch.softmax(row.double(), 0) for row in (target, draft))
+    token = int((q - p).argmax())
+    ratio, rounded = ((p[token] / of[token].double()).item() for of in (q, q.bfloat16()))
+    low, high = sorted((ratio, rounded))
+    assert high - low > 1e-4
+
+    def uniform(seed: int) -> float:
+        words = philox((9, 0, 1, 0), (seed, 0))
+        return (words[0] << 32 | words[1]) / 2**64
+
+    seeds = [seed for seed in range(20000) if low + 1e-6 < uniform(seed) < high - 1e-6]
+    count = len(seeds)
+    made = Batch(target.repeat(2 * count, 1), draft.repeat(count, 1), [[token]] * count)
+    made.params, made.history = [neutral()] * count, [([], [])] * count
+    made.noise = [_core.Noise(seed, 9) for seed in seeds]
+    return made
+
+
 @pytest.mark.parametrize("fault", ["SHARED_STREAM", "REUSED_UNIFORM", "TARGET_ARGMAX"])
 def test_planted_faults_bend_the_law(planted: Library, fault: str) -> None:
     try:
-        counts, law = draws(planted)
-        assert chi_square(counts, law) > 1e-9
+        assert chi_square(*draws(planted)) > 1e-3
         plant(planted, FAULTS[fault])
-        counts, law = draws(planted)
-        assert chi_square(counts, law) < 1e-9
+        assert chi_square(*draws(planted)) < 1e-6
     finally:
         plant(planted, 0)
 

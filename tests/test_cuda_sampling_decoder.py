@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import test_traces
 from conftest import RNN_DRAFT
 from cuda_host import library, needs_compiler
 from dspark import DSparkDecoder, SamplingParams
@@ -17,6 +18,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "plain": {"seed": 3},
     "truncated": {"seed": 4, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "temperature": 0.8},
+    "masked": {"seed": 6, "min_tokens": 9, "stop_token_ids": [1, 2, 3], "temperature": 1.2},
     "penalised": {"seed": 5, "repetition_penalty": 1.3, "presence_penalty": 0.4, "logit_bias": {7: 1.0}},
 }
 
@@ -81,3 +83,8 @@ def test_what_the_kernels_do_not_serve_goes_over_the_host(on_kernels: Make, deco
     assert [(r.token_ids, r.logprobs) for r in found] == [(r.token_ids, r.logprobs) for r in expected]
     for options in ({"acceptance": "block"}, {"markov_candidates": 16}):
         assert texts(on_kernels(**options), seed=1) == texts(decoders(**options), seed=1)
+
+
+@pytest.mark.parametrize(("name", "row", "run"), test_traces.rows())
+def test_golden_traces(on_kernels: Make, name: str, row: dict[str, Any], run: dict[str, Any]) -> None:
+    test_traces.test_trace(on_kernels, name, row, run)

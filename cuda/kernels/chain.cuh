@@ -7,6 +7,7 @@
 namespace sampling {
 
 constexpr int MOST_RANK = 1024;
+constexpr int LATENT_ROWS = 8;
 
 // The row of a slot, and the token that was drawn before it.
 struct Slot {
@@ -72,38 +73,40 @@ __device__ inline double sigmoid(double x) {
   return x >= 0.0 ? 1.0 / (1.0 + e) : e / (1.0 + e);
 }
 
-// Grid (requests, rank / 8), 128 threads: what a gated or RNN head makes of the token before the slot. `args.offset` is
-// the slot; -1 is the anchor's own, through which the state of some RNN heads goes.
+// Grid (requests, rank / 8): what a gated or RNN head makes of the token before the slot, half a warp for each of 8
+// elements. `args.offset` is the slot; -1 is the anchor's own, through which the state of some RNN heads goes.
 __device__ inline void latent(const SampleArgs& args) {
   const Heads& heads = args.heads;
   const Slot slot = slot_of(args, blockIdx.x, args.offset);
   const Features x = features(args, slot);
-  const int rank = heads.w1.columns, i = blockIdx.y * (blockDim.x / 16) + threadIdx.x / 16;
-  const int row = i < rank ? i : 0;  // lanes without a row of their own keep the others company
-  const bool writes = i < rank && threadIdx.x % 16 == 0;
-  float* out = args.latents + (long long)blockIdx.x * rank;
-  if (heads.kind == GATED) {
-    const float gate = add(at(heads.latent_bias, 0, row), dot(heads.latent, row, x));
-    if (writes) out[i] = (float)(sigmoid((double)gate) * (double)at(heads.w1, x.token, i));
-    return;
-  }
+  const int rank = heads.w1.columns, parity = args.offset & 1;
   const long long states = (long long)args.requests_count * rank, mine = (long long)blockIdx.x * rank;
   const bool starts = args.offset == -heads.lead;
-  const float* before = args.states + (args.offset & 1 ? 0 : states) + mine;
-  float* after = args.states + (args.offset & 1 ? states : 0) + mine;
+  const float* before = args.states + (parity ? 0 : states) + mine;
+  float* after = args.states + (parity ? states : 0) + mine;
+  float* out = args.latents + mine;
   // [s; e; h]
   const auto input = [&](int j) {
     if (j < rank) return starts ? 0.0f : before[j];
     return j < 2 * rank ? at(heads.w1, x.token, j - rank) : at(heads.hidden, x.state, j - 2 * rank);
   };
-  float part[3];
-#pragma unroll
-  for (int k = 0; k < 3; ++k)
-    part[k] = add(at(heads.latent_bias, 0, k * rank + row), dot(heads.latent, k * rank + row, input));
-  if (!writes) return;
-  const double gate = sigmoid((double)part[0]), state = (double)input(i);
-  after[i] = (float)add(mul(gate, state), mul(1.0 - gate, tanh((double)part[1])));
-  out[i] = (float)tanh((double)part[2]);
+  for (int half = threadIdx.x / 16; half < LATENT_ROWS; half += blockDim.x / 16) {
+    const int i = blockIdx.y * LATENT_ROWS + half;
+    const int row = i < rank ? i : 0;  // lanes without an element of their own keep the others company
+    const bool writes = i < rank && threadIdx.x % 16 == 0;
+    const auto projected = [&](int r, auto vector) {
+      return (double)add(at(heads.latent_bias, 0, r), dot(heads.latent, r, vector));
+    };
+    if (heads.kind == GATED) {
+      const double gate = sigmoid(projected(row, x));
+      if (writes) out[i] = (float)(gate * (double)at(heads.w1, x.token, i));
+    } else {
+      const double gate = sigmoid(projected(row, input)), candidate = tanh(projected(rank + row, input));
+      const double output = tanh(projected(2 * rank + row, input));
+      if (writes) after[i] = (float)add(mul(gate, (double)input(i)), mul(1.0 - gate, candidate));
+      if (writes) out[i] = (float)output;
+    }
+  }
 }
 
 // Grid (requests, tiles): biased logits of the slot `args.offset`, after the request's own bias and penalties. Requests
@@ -174,7 +177,7 @@ __device__ inline void draw(const SampleArgs& args) {
     if (by_weight) args.laws[slot.row].total = total;
     args.laws[slot.row].close = close;
     const bool is_known = args.heads.kind == NO_MARKOV || slot.previous < (u32)args.heads.w1.rows;
-    args.draft_bads[slot.row] = law.bad | (is_known ? 0 : NO_EMBEDDING);
+    args.draft_bads[slot.row] = law.bad | (is_known ? 0u : (u32)NO_EMBEDDING);
     args.ids[request.first_id + slot.slot] = token;
   }
 }

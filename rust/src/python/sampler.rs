@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use pyo3::PyClass;
 use pyo3::prelude::*;
 
 use crate::accept::{NumericsError, Rule};
@@ -87,10 +88,10 @@ impl Sampler {
     }
 
     /// Lets Python run a plan.
-    fn run<T>(&self, plan: T) -> Result<(Py<T>, Run), RunnerError>
-    where
-        T: PyClass<Frozen = pyo3::pyclass::boolean_struct::True> + Into<PyClassInitializer<T>>,
-    {
+    fn run<T: PyClass + Into<PyClassInitializer<T>>>(
+        &self,
+        plan: T,
+    ) -> Result<(Py<T>, Run), RunnerError> {
         Python::attach(|py| {
             let plan = Py::new(py, plan)?;
             let run = self.object.bind(py).call_method1("run", (&plan,))?.extract()?;

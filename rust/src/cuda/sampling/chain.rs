@@ -1,7 +1,7 @@
 //! Markov chains of a batch, drawn where the base logits lie.
 
 use super::edits::changes;
-use super::layout::{Heads, LAW_BYTES, Matrix, RACE_BYTES, Row, SampleArgs, code};
+use super::layout::{Heads, LAW_BYTES, Matrix, RACE_BYTES, SampleArgs, code};
 use super::plan::{Arena, Batch, Launch, ROW_THREADS, TILE_THREADS, Table, check, int, tiles};
 use super::verify::DraftLaws;
 use super::{DeviceRows, SampleError};
@@ -70,8 +70,8 @@ pub struct ChainPlan {
 
 /// The longest latent vector that the kernels hold.
 const MOST_RANK: usize = 1024;
-/// Rows of a latent vector that one block of threads makes.
-const LATENT_ROWS: usize = TILE_THREADS as usize / 16;
+/// Elements of a latent vector that one block of threads makes.
+const LATENT_ROWS: usize = 8;
 
 impl ChainPlan {
     /// Lays out chains behind some anchors over `base`, `[requests * gamma, columns]`, and `hidden`.
