@@ -203,9 +203,10 @@ def decided_by_rounding() -> Batch:
     """Drafted tokens whose acceptance would be decided otherwise if q were a bfloat16."""
     target, draft = torch.randn(2, 6, generator=torch.Generator().manual_seed(3))
     p, q = (torch.softmax(row.double(), 0) for row in (target, draft))
-    token = int((q - p).argmax())
-    ratio, rounded = ((p[token] / of[token].double()).item() for of in (q, q.bfloat16()))
-    low, high = sorted((ratio, rounded))
+    ratios = torch.stack([p / q, p / q.bfloat16().double()])
+    gaps = (ratios[0] - ratios[1]).abs().masked_fill(ratios[0] > 0.99, 0)
+    token = int(gaps.argmax())
+    low, high = sorted(ratios[:, token].tolist())
     assert high - low > 1e-4
 
     def uniform(seed: int) -> float:
