@@ -72,7 +72,9 @@ def _look(device: torch.device) -> Choice:
 
 
 def _open(device: torch.device, driver: str) -> _core.Kernels:
-    index = 0 if device.type == "cpu" else torch.cuda.current_device() if device.index is None else device.index
+    index = (
+        0 if device.type == "cpu" else torch.cuda.current_device() if device.index is None else device.index
+    )
     out = torch.zeros(2 * 64, dtype=torch.int64, device=device)
     kernels = _core.Kernels(driver, find_nvrtc(), kernel_cache(), index)
     kernels.probe(out.data_ptr(), 2, 5, stream(device))

@@ -173,9 +173,7 @@ class Models:
         """What decides on the models' device, if kernels do."""
         if self.kernels.kernels is None or not self.roles.get("sampling", "").startswith("kernel"):
             return None
-        heads = (
-            {} if self.draft is None else heads_to_device(self.draft, self.target.config.vocab_size)
-        )
+        heads = {} if self.draft is None else heads_to_device(self.draft, self.target.config.vocab_size)
         return Sampler(self.kernels.kernels, self.target.device, heads)
 
     def heads(self) -> dict[str, Any]:
@@ -200,7 +198,9 @@ class Models:
     def _kernels(self) -> dict[str, str]:
         """What the CUDA kernels are compiled for, and who does what they could do."""
         core, reason = self.kernels.kernels, self.kernels.reason
-        where = f"none: {reason}" if core is None else f"{core.architecture} by NVRTC {core.nvrtc}: {core.name}"
+        where = (
+            f"none: {reason}" if core is None else f"{core.architecture} by NVRTC {core.nvrtc}: {core.name}"
+        )
         nobody = f"no kernels: {reason}" if core is None else "this model has no place for kernels"
         return {"compiled for": where, **dict.fromkeys(ROLES, nobody), **self.roles}
 
