@@ -133,8 +133,8 @@ def batch(
     most: int = 4,
     near: float = 0.5,
 ) -> Batch:
-    """One request for each of `params`, with up to `most` drafted tokens. Drafts resemble the target by `near`,
-    and tokens are drawn from them as the rule does."""
+    """One request for each of `params`, with up to `most` drafted tokens. Drafts resemble the target by
+    `near`, and tokens are drawn from them as the rule does."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [int(n) for n in torch.randint(0, most + 1, (len(params),), generator=generator)]
     total = sum(lengths)

@@ -183,8 +183,8 @@ def plant(planted: Library, fault: int) -> None:
 
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name != "STALE_TOKEN"])
 def test_planted_faults_are_caught(planted: Library, fault: str) -> None:
-    """The core's known bugs (rust/src/mutant.rs), as far as the kernels do what they are about: the rule "block",
-    the cut and the plan are the host's."""
+    """The core's known bugs (rust/src/mutant.rs), as far as the kernels do what they are about: the rule
+    "block", the cut and the plan are the host's."""
     params: list[dict[str, Any]] = [{"temperature": 0.8}] * 300
     made = batch(21, 8, torch.float32, params=params, most=2)
     if fault == "TIES_BY_RANK_ONLY":

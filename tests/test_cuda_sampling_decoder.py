@@ -1,4 +1,4 @@
-"""Whole decoders whose chains and verdicts are the kernels', by way of the launcher and the stand-in driver."""
+"""Whole decoders whose chains and verdicts are the kernels', by way of launcher and stand-in driver."""
 
 from __future__ import annotations
 

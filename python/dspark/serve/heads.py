@@ -21,9 +21,9 @@ def heads_to_core(draft: DSparkDraftModel) -> dict[str, Any]:
 
 
 def heads_to_device(draft: DSparkDraftModel, vocabulary: int) -> dict[str, Any]:
-    """The same of tensors of the draft's device (`DeviceHeadTensors` in the core). `vocabulary` is the size of the
-    target's; a reduced one is `{"tokens", "column"}`: the token of each column, and the column of each token or
-    -1, as int32."""
+    """The same of tensors of the draft's device (`DeviceHeadTensors` in the core). `vocabulary` is the size
+    of the target's; a reduced one is `{"tokens", "column"}`: the token of each column, and the column of each
+    token or -1, as int32."""
     heads = _heads(draft, _in_place)
     if draft.target_ids is not None:
         tokens = draft.target_ids

@@ -17,8 +17,8 @@ from dspark.target.protocol import Target, TargetCache
 class Runner:
     """Target, draft and their caches by request id.
 
-    Logits leave with unit column stride where they are: `sampler`, if there is one, decides there; the core reads
-    those of the CPU in place and copies others to the host. The engine calls it from one thread under
+    Logits leave with unit column stride where they are: `sampler`, if there is one, decides there; the core
+    reads those of the CPU in place and copies others to the host. The engine calls it from one thread under
     `torch.inference_mode`.
     """
 
