@@ -115,7 +115,10 @@ def sanitizer(tool: str) -> Callable[[str], Outcome]:
     def run(device: str) -> Outcome:
         program = shutil.which("compute-sanitizer")
         if program is None or device != "cuda":
-            return {"ok": None, "said": "compute-sanitizer is not installed" if program is None else "needs a GPU"}
+            return {
+                "ok": None,
+                "said": "compute-sanitizer is not installed" if program is None else "needs a GPU",
+            }
         words = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, str(HERE / "kernels.py")]
         done = subprocess.run(
             [*words, "--device", device, "--parity", "--json"],
@@ -147,7 +150,10 @@ def json_of(words: list[str]) -> Any:
 def table(results: dict[str, Any]) -> str:
     """The results for a reader."""
     words = {True: "good", False: "WRONG", None: "not done"}
-    lines = [f"dspark {results['dspark']}, torch {results['torch']}, {results['device']}, {results['kernels']}", ""]
+    lines = [
+        f"dspark {results['dspark']}, torch {results['torch']}, {results['device']}, {results['kernels']}",
+        "",
+    ]
     lines += ["| part | outcome | |", "|---|---|---|"]
     lines += [f"| {name} | {words[part['ok']]} | {part['said']} |" for name, part in results["parts"].items()]
     bandwidth = results["parts"].get("parity and bandwidth", {}).get("bandwidth", [])
