@@ -1,8 +1,8 @@
 """The kernels on this machine's processor: built by its C++ compiler against `cuda/emulate`, for tests.
 
-`library()` runs entries in this process on CPU tensors. `sanitized("address")` and `sanitized("thread")` run the
-same launch in a program of its own under that sanitizer, each tensor in an allocation of its exact size. All
-raise `KernelFault` with what the emulation or the sanitizer said.
+`library()` runs entries in this process on CPU tensors. `sanitized("address")` and `sanitized("thread")` run
+the same launch in a program of its own under that sanitizer, each tensor in an allocation of its exact size.
+All raise `KernelFault` with what the emulation or the sanitizer said.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class KernelFault(Exception):
 
 
 class Launcher(Protocol):
-    """Something that runs a grid of `block` threads each. `tensors` are all the memory that the kernel reaches,
-    directly or through addresses in other tensors."""
+    """Something that runs a grid of `block` threads each. `tensors` are all the memory that the kernel
+    reaches, directly or through addresses in other tensors."""
 
     def launch(
         self,
@@ -94,8 +94,8 @@ def units() -> list[Path]:
 def build(
     sources: Sequence[Path], *, shared: bool, flags: Sequence[str] = ("-O2",), name: str = "kernels"
 ) -> Path:
-    """Compiles and links, each object and the whole once for the same sources and flags; the files stay in the
-    temporary folder of this user. Raises `KernelFault` with what the compiler said."""
+    """Compiles and links, each object and the whole once for the same sources and flags; the files stay in
+    the temporary folder of this user. Raises `KernelFault` with what the compiler said."""
     needs_compiler()
     headers = sorted([*KERNELS.glob("*.cuh"), *EMULATE.glob("*.h")])
     common = b"".join(path.read_bytes() for path in headers)
@@ -234,7 +234,8 @@ def library(*flags: str) -> Library:
 
 @cache
 def sanitized(kind: str, *flags: str, sources: tuple[Path, ...] = ()) -> Replay:
-    """All units (or `sources`) under the "thread" sanitizer, or "address" with that for undefined behaviour."""
+    """All units (or `sources`) under the "thread" sanitizer, or "address" with that for undefined
+    behaviour."""
     backend = "threads.cpp" if kind == "thread" else "fibers.cpp"
     parts = [EMULATE / "run.cpp", EMULATE / backend, EMULATE / "replay.cpp"]
     how = ("-O1", *SANITIZERS[kind], *flags)

@@ -162,7 +162,8 @@ HARMLESS = ("cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2", "cuModuleUnloa
 def test_every_call_of_the_driver_may_fail(
     function: str, driver: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """At each of its calls in turn: one warning that names call and code, no crash, and the next try works."""
+    """At each of its calls in turn: one warning that names call and code, no crash, and the next try
+    works."""
     kernels = choose_anew()
     out = torch.zeros(64, dtype=torch.int64)
     kernels.probe(out.data_ptr(), 1, 0, 0)

@@ -1,7 +1,7 @@
 """Lists the CUDA kernels with what they use, compiling what is not in the cache yet.
 
-Compiling needs no GPU, only torch's compiler. What is compiled stays in the cache, so that a decoder starts at
-once.
+Compiling needs no GPU, only torch's compiler. What is compiled stays in the cache, so that a decoder starts
+at once.
 """
 
 from __future__ import annotations
