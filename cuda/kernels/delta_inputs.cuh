@@ -119,7 +119,7 @@ __device__ inline void convolve(const RowsArgs& args, const Block<T>& block, Sha
       const int32_t row = item % sizes.key_dim * shared.kStride + (item < sizes.key_dim ? Rows : 0);
 #pragma unroll
       for (int r = 0; r < Rows; r += 4)
-        store_pack<float, 4>(shared.units + row + r, {out[r], out[r + 1], out[r + 2], out[r + 3]});
+        store_pack(shared.units + row + r, Pack<float, 4>{out[r], out[r + 1], out[r + 2], out[r + 3]});
     } else {
       float* values = shared.values + item - 2 * sizes.key_dim;
 #pragma unroll

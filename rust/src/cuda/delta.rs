@@ -1,0 +1,216 @@
+//! The gated delta rule of a hybrid layer: arguments, limits and grids of `cuda/kernels/gated_delta_*.cu`.
+
+use crate::cuda::{CudaError, Device};
+
+/// Rows of a request in one pass that the kernels take.
+pub const MOST_ROWS: usize = 16;
+const MOST_DIM: i32 = 128;
+const MOST_TAPS: i32 = 4;
+const KEY_PARTS: u32 = 4;
+const QUAD_GAP: u32 = 4;
+/// Blocks along y.
+const MOST_BLOCKS: u32 = 65_535;
+
+/// Sizes of a model's linear layers. Each key head serves `groups` value heads; `taps` are those of the convolution.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Key heads.
+    pub key_heads: i32,
+    /// Value heads of each.
+    pub groups: i32,
+    /// Numbers in a query or key.
+    pub key_dim: i32,
+    /// Numbers in a value.
+    pub value_dim: i32,
+    /// Of the short convolution.
+    pub taps: i32,
+}
+
+impl Sizes {
+    /// # Errors
+    /// A sentence that names what the kernels do not take.
+    pub fn check(&self) -> Result<(), String> {
+        let ranges = [
+            ("key heads", self.key_heads, 1 << 16),
+            ("value heads per key head", self.groups, 1 << 10),
+            ("numbers in a key", self.key_dim, MOST_DIM),
+            ("numbers in a value", self.value_dim, MOST_DIM),
+            ("taps of the convolution", self.taps, MOST_TAPS),
+        ];
+        match ranges.iter().find(|(_, found, most)| !(1..=*most).contains(found)) {
+            None => Ok(()),
+            Some((name, found, most)) => {
+                Err(format!("{found} {name}, and the kernels of the gated delta rule take 1 to {most}"))
+            }
+        }
+    }
+
+    fn value_heads(&self) -> u32 {
+        self.key_heads.unsigned_abs() * self.groups.unsigned_abs()
+    }
+
+    /// Threads that read a state's columns, two each, in parts of the keys.
+    fn readers(&self) -> u32 {
+        KEY_PARTS * self.value_dim.unsigned_abs().div_ceil(2).next_multiple_of(32)
+    }
+
+    /// Bytes of shared memory with room for `rows` rows: see `Shared` in `delta_inputs.cuh`.
+    fn rows_shared(&self, rows: u32) -> u32 {
+        let (key_dim, value_dim) = (self.key_dim.unsigned_abs(), self.value_dim.unsigned_abs());
+        let units = key_dim * (2 * rows + QUAD_GAP);
+        4 * (units + rows * value_dim + 2 * rows * (value_dim + rows) + 4 * rows)
+    }
+
+    /// The same of the commit.
+    fn carry_shared(&self) -> u32 {
+        let rows = MOST_ROWS as u32;
+        4 * (self.key_dim.unsigned_abs() * (rows + QUAD_GAP) + rows + 1)
+    }
+}
+
+/// Arguments of `delta_rows_*`; addresses on the device. The kernel's `RowsArgs` says the shapes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RowsArgs {
+    /// `[requests, 4]` of i64: addresses of state and convolution state, first row, rows.
+    pub requests: u64,
+    /// The packed product of all rows.
+    pub mixed: u64,
+    /// The convolution's, float32.
+    pub taps: u64,
+    /// -exp(A_log).
+    pub rate: u64,
+    /// Added to a before its softplus.
+    pub time_bias: u64,
+    /// Of the heads' norm, or 0.
+    pub head_weight: u64,
+    /// The layer's outcome, before the output product.
+    pub out: u64,
+    /// The convolution's inputs: with the next three what a commit needs.
+    pub inputs: u64,
+    /// Unit keys, float32.
+    pub keys: u64,
+    /// float32.
+    pub log_decays: u64,
+    /// float32.
+    pub updates: u64,
+    /// Added to the squared length of queries and keys.
+    pub unit_eps: f32,
+    /// Added to the squared length of a head's outputs.
+    pub head_eps: f32,
+    /// Of the model.
+    pub sizes: Sizes,
+    /// Which linear layer.
+    pub layer: i32,
+}
+
+/// Arguments of `delta_carry_*`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CarryArgs {
+    /// The request's, of all layers, float32.
+    pub state: u64,
+    /// The same.
+    pub conv: u64,
+    /// Of all layers and rows, as `delta_rows_*` left them; so the next three.
+    pub inputs: u64,
+    /// Unit keys.
+    pub keys: u64,
+    /// Of each row.
+    pub log_decays: u64,
+    /// Of each row.
+    pub updates: u64,
+    /// Of the whole pass.
+    pub rows: i64,
+    /// Where the request's begin.
+    pub first: i64,
+    /// Of the model.
+    pub sizes: Sizes,
+    /// Rows that stay.
+    pub count: i32,
+}
+
+/// What activations are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// float32
+    Single,
+    /// float16
+    Half,
+    /// bfloat16
+    Brain,
+}
+
+impl Activation {
+    /// By torch's name.
+    ///
+    /// # Errors
+    /// A sentence for a dtype that the kernels do not take.
+    pub fn named(name: &str) -> Result<Self, String> {
+        match name {
+            "float32" => Ok(Activation::Single),
+            "float16" => Ok(Activation::Half),
+            "bfloat16" => Ok(Activation::Brain),
+            _ => Err(format!("{name} activations, and the kernels take float32, float16 and bfloat16")),
+        }
+    }
+}
+
+/// Computes the rows of one layer for `requests` requests with at most `most` rows each, and leaves the states.
+///
+/// # Errors
+/// Sizes or counts that the kernels do not take; what the driver refuses.
+pub fn rows(
+    device: &Device,
+    stream: u64,
+    activation: Activation,
+    (requests, most): (usize, usize),
+    args: &RowsArgs,
+) -> Result<(), CudaError> {
+    let sizes = &args.sizes;
+    sizes.check().map_err(CudaError::Argument)?;
+    let requests = blocks("requests", requests)?;
+    let (entries, rows) = match most {
+        1..=4 => (["delta_rows_f32_r4", "delta_rows_f16_r4", "delta_rows_bf16_r4"], 4),
+        5..=8 => (["delta_rows_f32_r8", "delta_rows_f16_r8", "delta_rows_bf16_r8"], 8),
+        9..=MOST_ROWS => (["delta_rows_f32_r16", "delta_rows_f16_r16", "delta_rows_bf16_r16"], 16),
+        _ => return Err(count("rows of a request in a pass", most)),
+    };
+    let grid = [sizes.value_heads(), requests, 1];
+    let shared = sizes.rows_shared(rows);
+    device.launch(entries[activation as usize], grid, sizes.readers() + 32, shared, stream, args)
+}
+
+/// Takes the first rows of a pass into the states of one request, in place, in all `layers` linear layers.
+///
+/// # Errors
+/// As of `rows`.
+pub fn carry(
+    device: &Device,
+    stream: u64,
+    activation: Activation,
+    layers: usize,
+    args: &CarryArgs,
+) -> Result<(), CudaError> {
+    let sizes = &args.sizes;
+    sizes.check().map_err(CudaError::Argument)?;
+    if !(1..=MOST_ROWS as i32).contains(&args.count) {
+        return Err(count("rows to keep", args.count));
+    }
+    let layers = blocks("linear layers", layers)?;
+    let entry = ["delta_carry_f32", "delta_carry_f16", "delta_carry_bf16"][activation as usize];
+    let grid = [sizes.value_heads(), layers, 1];
+    device.launch(entry, grid, sizes.readers(), sizes.carry_shared(), stream, args)
+}
+
+fn blocks(what: &str, found: usize) -> Result<u32, CudaError> {
+    match u32::try_from(found) {
+        Ok(number @ 1..=MOST_BLOCKS) => Ok(number),
+        _ => Err(CudaError::Argument(format!("{found} {what}, and a launch takes 1 to {MOST_BLOCKS}"))),
+    }
+}
+
+fn count(what: &str, found: impl std::fmt::Display) -> CudaError {
+    CudaError::Argument(format!("{found} {what}, and the kernels take 1 to {MOST_ROWS}"))
+}
