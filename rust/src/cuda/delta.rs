@@ -46,8 +46,24 @@ impl Sizes {
         }
     }
 
-    fn value_heads(&self) -> u32 {
+    /// All of them.
+    pub fn value_heads(&self) -> u32 {
         self.key_heads.unsigned_abs() * self.groups.unsigned_abs()
+    }
+
+    /// Numbers in a row of keys.
+    pub fn keys(&self) -> u64 {
+        u64::from(self.key_heads.unsigned_abs()) * u64::from(self.key_dim.unsigned_abs())
+    }
+
+    /// Numbers in a row of values.
+    pub fn values(&self) -> u64 {
+        u64::from(self.value_heads()) * u64::from(self.value_dim.unsigned_abs())
+    }
+
+    /// Of the convolution: queries, keys, values.
+    pub fn channels(&self) -> u64 {
+        2 * self.keys() + self.values()
     }
 
     /// Threads that read a state's columns, two each, in parts of the keys.
@@ -143,6 +159,11 @@ pub enum Activation {
 }
 
 impl Activation {
+    /// Of one number.
+    pub fn bytes(self) -> u64 {
+        if self == Activation::Single { 4 } else { 2 }
+    }
+
     /// By torch's name.
     ///
     /// # Errors
@@ -213,4 +234,33 @@ fn blocks(what: &str, found: usize) -> Result<u32, CudaError> {
 
 fn count(what: &str, found: impl std::fmt::Display) -> CudaError {
     CudaError::Argument(format!("{found} {what}, and the kernels take 1 to {MOST_ROWS}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FLAGSHIP: Sizes = Sizes { key_heads: 16, groups: 3, key_dim: 128, value_dim: 128, taps: 4 };
+
+    /// More than 48 KiB would need an attribute of the function.
+    #[test]
+    fn the_largest_heads_fit_into_plain_shared_memory() {
+        assert_eq!(FLAGSHIP.check(), Ok(()));
+        assert_eq!(FLAGSHIP.readers() + 32, 288);
+        for rows in [4, 8, 16] {
+            assert!(FLAGSHIP.rows_shared(rows) <= 48 << 10);
+        }
+        assert!(FLAGSHIP.carry_shared() <= 48 << 10);
+    }
+
+    #[test]
+    fn what_is_not_served_is_named() {
+        let wide = Sizes { value_dim: 256, ..FLAGSHIP };
+        let expected = "256 numbers in a value, and the kernels of the gated delta rule take 1 to 128";
+        assert_eq!(wide.check().unwrap_err(), expected);
+        assert!(Sizes { taps: 5, ..FLAGSHIP }.check().unwrap_err().starts_with("5 taps"));
+        assert!(Sizes { key_heads: 0, ..FLAGSHIP }.check().is_err());
+        assert!(Activation::named("float64").unwrap_err().starts_with("float64"));
+        assert_eq!(Activation::named("bfloat16"), Ok(Activation::Brain));
+    }
 }
