@@ -147,7 +147,8 @@ def run_rows(host: Launcher, data: Pass) -> None:
         args = RowsArgs(*places, UNIT_EPS, data.head_eps, sizes, layer)
         grid = (sizes.value_heads, len(data.counts), 1)
         entry = f"delta_rows_{ENTRY[data.dtype]}_r{most}"
-        host.launch(entry, grid, threads(sizes) + 32, args, [*tensors, *data.states, *data.convs], 4 * shared)
+        reached = [tensor for tensor in (*tensors, *data.states, *data.convs) if tensor.numel()]
+        host.launch(entry, grid, threads(sizes) + 32, args, reached, 4 * shared)
 
 
 def run_carry(host: Launcher, data: Pass, request: int, kept: int) -> None:
@@ -157,7 +158,8 @@ def run_carry(host: Launcher, data: Pass, request: int, kept: int) -> None:
     args = CarryArgs(*(tensor.data_ptr() for tensor in tensors), data.rows, data.firsts[request], sizes, kept)
     grid = (sizes.value_heads, data.layers, 1)
     shared = 4 * (sizes.key_dim * 20 + 17)
-    host.launch(f"delta_carry_{ENTRY[data.dtype]}", grid, threads(sizes), args, tensors, shared)
+    reached = [tensor for tensor in tensors if tensor.numel()]
+    host.launch(f"delta_carry_{ENTRY[data.dtype]}", grid, threads(sizes), args, reached, shared)
 
 
 def threads(sizes: Sizes) -> int:

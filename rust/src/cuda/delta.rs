@@ -164,6 +164,14 @@ impl Activation {
         if self == Activation::Single { 4 } else { 2 }
     }
 
+    fn suffix(self) -> &'static str {
+        match self {
+            Activation::Single => "f32",
+            Activation::Half => "f16",
+            Activation::Brain => "bf16",
+        }
+    }
+
     /// By torch's name.
     ///
     /// # Errors
@@ -190,17 +198,18 @@ pub fn rows(
     args: &RowsArgs,
 ) -> Result<(), CudaError> {
     let sizes = &args.sizes;
-    sizes.check().map_err(CudaError::Argument)?;
+    sizes.check().map_err(CudaError::Unsuitable)?;
     let requests = blocks("requests", requests)?;
-    let (entries, rows) = match most {
-        1..=4 => (["delta_rows_f32_r4", "delta_rows_f16_r4", "delta_rows_bf16_r4"], 4),
-        5..=8 => (["delta_rows_f32_r8", "delta_rows_f16_r8", "delta_rows_bf16_r8"], 8),
-        9..=MOST_ROWS => (["delta_rows_f32_r16", "delta_rows_f16_r16", "delta_rows_bf16_r16"], 16),
+    let rows = match most {
+        1..=4 => 4,
+        5..=8 => 8,
+        9..=MOST_ROWS => 16,
         _ => return Err(count("rows of a request in a pass", most)),
     };
+    let entry = format!("delta_rows_{}_r{rows}", activation.suffix());
     let grid = [sizes.value_heads(), requests, 1];
     let shared = sizes.rows_shared(rows);
-    device.launch(entries[activation as usize], grid, sizes.readers() + 32, shared, stream, args)
+    device.launch(&entry, grid, sizes.readers() + 32, shared, stream, args)
 }
 
 /// Takes the first rows of a pass into the states of one request, in place, in all `layers` linear layers.
@@ -215,25 +224,25 @@ pub fn carry(
     args: &CarryArgs,
 ) -> Result<(), CudaError> {
     let sizes = &args.sizes;
-    sizes.check().map_err(CudaError::Argument)?;
+    sizes.check().map_err(CudaError::Unsuitable)?;
     if !(1..=MOST_ROWS as i32).contains(&args.count) {
         return Err(count("rows to keep", args.count));
     }
     let layers = blocks("linear layers", layers)?;
-    let entry = ["delta_carry_f32", "delta_carry_f16", "delta_carry_bf16"][activation as usize];
+    let entry = format!("delta_carry_{}", activation.suffix());
     let grid = [sizes.value_heads(), layers, 1];
-    device.launch(entry, grid, sizes.readers(), sizes.carry_shared(), stream, args)
+    device.launch(&entry, grid, sizes.readers(), sizes.carry_shared(), stream, args)
 }
 
 fn blocks(what: &str, found: usize) -> Result<u32, CudaError> {
     match u32::try_from(found) {
         Ok(number @ 1..=MOST_BLOCKS) => Ok(number),
-        _ => Err(CudaError::Argument(format!("{found} {what}, and a launch takes 1 to {MOST_BLOCKS}"))),
+        _ => Err(CudaError::Unsuitable(format!("{found} {what}, and a launch takes 1 to {MOST_BLOCKS}"))),
     }
 }
 
 fn count(what: &str, found: impl std::fmt::Display) -> CudaError {
-    CudaError::Argument(format!("{found} {what}, and the kernels take 1 to {MOST_ROWS}"))
+    CudaError::Unsuitable(format!("{found} {what}, and the kernels take 1 to {MOST_ROWS}"))
 }
 
 #[cfg(test)]

@@ -33,9 +33,9 @@ pub fn rows(
     mixed: u64,
     out: u64,
 ) -> Result<(), CudaError> {
-    let activation = Activation::named(dtype).map_err(CudaError::Argument)?;
+    let activation = Activation::named(dtype).map_err(CudaError::Unsuitable)?;
     let sizes = sized(sizes);
-    sizes.check().map_err(CudaError::Argument)?;
+    sizes.check().map_err(CudaError::Unsuitable)?;
     let (requests, most, rows, table, inputs, keys, log_decays, updates) = batch;
     let (taps, rate, time_bias, head_weight, unit_eps, head_eps) = weights;
     let before = (layer * rows) as u64;
@@ -73,10 +73,10 @@ pub fn carry(
     conv: u64,
     state: u64,
 ) -> Result<(), CudaError> {
-    let activation = Activation::named(dtype).map_err(CudaError::Argument)?;
+    let activation = Activation::named(dtype).map_err(CudaError::Unsuitable)?;
     let (_, _, rows, _, inputs, keys, log_decays, updates) = batch;
     if first + count > rows {
-        return Err(CudaError::Argument(format!("rows {first} to {} of {rows} to keep", first + count)));
+        return Err(CudaError::Unsuitable(format!("rows {first} to {} of {rows} to keep", first + count)));
     }
     let args = CarryArgs {
         state,
