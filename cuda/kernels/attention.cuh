@@ -345,6 +345,8 @@ struct Attend {
   __device__ void unite_parts(Softmax (&states)[2], float (&sums)[SIZE / 8][4]) const {
     if constexpr (S::parts == 1) return;
     constexpr int kept = SIZE / 2 + 4;  // of a lane
+    constexpr int room = kTile * S::pieces * (S::most_tiles + kStages * S::parts) * sizeof(Piece);
+    static_assert(S::most_tiles * kept * kLanes * sizeof(float) <= room);
     float* const shared = reinterpret_cast<float*>(memory) + query_tile * kept * kLanes + lane_id();
     __syncthreads();
     if (part == 1) {
