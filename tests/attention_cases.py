@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 import torch
 from torch import Tensor
+
+from cuda_host import Launcher
 
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 TILE, STAGES = 16, 4
@@ -25,7 +27,16 @@ class AttendArgs(ctypes.Structure):
         ("row_stride", ctypes.c_int64),
         *[
             (name, ctypes.c_int32)
-            for name in ("layer", "key_heads", "groups", "queries", "page_shift", "causal", "window", "anchored")
+            for name in (
+                "layer",
+                "key_heads",
+                "groups",
+                "queries",
+                "page_shift",
+                "causal",
+                "window",
+                "anchored",
+            )
         ],
     ]
 
@@ -51,7 +62,6 @@ class Case:
     seed: int = 0
     layer: int = 1
     layers: int = 2
-    keep: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.seed)
@@ -157,8 +167,8 @@ class Case:
                 slots += len(starts)
         return chunks, splits
 
-    def launches(self, order: Random | None = None) -> list[tuple[str, tuple[int, int, int], int, int, AttendArgs]]:
-        """(entry, grid, threads, shared bytes, arguments). `order` shuffles chunks, and slots among each other."""
+    def run(self, host: Launcher, order: Random | None = None) -> None:
+        """`order` shuffles chunks, and slots among each other."""
         chunks, splits = self.chunks()
         if order is not None:
             order.shuffle(chunks)
@@ -171,7 +181,15 @@ class Case:
         most = max(rows for _, rows in self.requests) * self.groups
         slots = sum(count for _, _, count in splits) * self.key_heads * most
         segments = [
-            [pool.data_ptr(), pool.stride(0), pool.stride(1), table.data_ptr(), length, rows, self.first_row(i)]
+            [
+                pool.data_ptr(),
+                pool.stride(0),
+                pool.stride(1),
+                table.data_ptr(),
+                length,
+                rows,
+                self.first_row(i),
+            ]
             for i, (pool, table, (length, rows)) in enumerate(
                 zip(self.pools, self.tables, self.requests, strict=True)
             )
@@ -179,11 +197,11 @@ class Case:
         sums = torch.full((slots, self.size), float("nan"))
         states = torch.full((slots, 2), float("nan"))
         tables = [torch.tensor(each or [[0]], dtype=torch.int64) for each in (segments, chunks, splits)]
-        self.keep = [sums, states, *tables]
+        made = [sums, states, *tables]
         args = AttendArgs(
             self.heads.data_ptr(),
             self.out.data_ptr(),
-            *(each.data_ptr() for each in self.keep),
+            *(each.data_ptr() for each in made),
             self.heads.stride(0),
             self.layer,
             self.key_heads,
@@ -202,11 +220,17 @@ class Case:
         name = f"{NAMES[self.dtype]}_d{self.size}"
         grid = (len(chunks), self.key_heads, -(-tiles // each))
         shared = TILE * (each + STAGES * parts) * head_bytes
-        launches = [(f"attend_{name}", grid, 32 * parts * each, shared, args)]
+        memory = [
+            self.heads,
+            self.out,
+            *made,
+            *{id(pool): pool for pool in self.pools}.values(),
+            *self.tables,
+        ]
+        host.launch(f"attend_{name}", grid, 32 * parts * each, args, memory, shared)
         if splits:
             merge = (len(splits), max(rows for _, rows in self.requests), -(-self.query_heads // 4))
-            launches.append((f"merge_{name}", merge, 128, 0, args))
-        return launches
+            host.launch(f"merge_{name}", merge, 128, args, memory)
 
     # ---- what came out ------------------------------------------------------------------------------------------
 
