@@ -84,7 +84,7 @@ class Case:
         return self.key_heads * self.groups
 
     def _place_caches(self, random: Random) -> None:
-        """Pools `[layers, 2 * key heads, positions, size]` and for each request the places of its positions."""
+        """Pools `[layers, 2 * key heads, positions, size]`, and the places of each request's positions."""
         ends = [length + rows for length, rows in self.requests]
         if self.page is None:
             self.pools = [self._pool(end + 3) for end in ends]
@@ -133,8 +133,8 @@ class Case:
         return seen
 
     def expected(self) -> tuple[Tensor, Tensor]:
-        """Attention by its definition in float64 `[rows, query heads, size]`, and the weighted mean of |values|,
-        which bounds what rounding can do."""
+        """Attention by its definition in float64 `[rows, query heads, size]`, and the weighted mean of
+        |values|, which bounds what rounding can do."""
         outs, bounds = [], []
         for request, (_, rows) in enumerate(self.requests):
             first = self.first_row(request)
@@ -147,7 +147,7 @@ class Case:
             bounds.append((weights @ values.abs()).transpose(0, 1))
         return torch.cat(outs), torch.cat(bounds)
 
-    # ---- the kernel's view ----------------------------------------------------------------------------------
+    # ---- the kernel's view
 
     def chunks(self) -> tuple[list[list[int]], list[list[int]]]:
         """Chunks (segment, start, stop, slot) and splits (segment, first slot, count)."""
@@ -232,7 +232,7 @@ class Case:
             merge = (len(splits), max(rows for _, rows in self.requests), -(-self.query_heads // 4))
             host.launch(f"merge_{name}", merge, 128, args, memory)
 
-    # ---- what came out ------------------------------------------------------------------------------------------
+    # ---- what came out
 
     def largest_error(self) -> float:
         """The largest |found - expected| / bound; NaN where anything is NaN."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-import cuda_host
 import pytest
 import torch
 
+import cuda_host
 from attention_cases import Case
 from cuda_host import Launcher
 

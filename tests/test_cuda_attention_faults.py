@@ -5,10 +5,10 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
-import cuda_host
 import pytest
 import torch
 
+import cuda_host
 from attention_cases import NAMES, Case
 from cuda_host import EMULATE, KERNELS, KernelFault, Launcher, Library
 
@@ -17,7 +17,7 @@ TOLERANCE = {F32: 4e-6, BF16: 2e-2}
 
 
 def small(dtype: torch.dtype) -> Case:
-    """Several tiles for each warp, so that stages of the ring are used again; two chunks to merge; a window."""
+    """Several tiles for each warp, so that stages of the ring are used again; two chunks; a window."""
     return Case([(250, 3), (3, 2)], dtype, 1, 6, 16, window=240, page=8, chunk=160)
 
 
@@ -36,46 +36,47 @@ def test_sanitizers_find_nothing(kind: str, dtype: torch.dtype) -> None:
     assert run(cuda_host.sanitized(kind, sources=(unit,)), case)
 
 
-# In which file, what to replace (once) and by what.
+# What to replace in the kernel's text, where it stands once, and by what.
 FAULTS = {
-    "barrier of the ring": ("attention.cuh", "kStages - 2>();\n      __syncthreads();", "kStages - 2>();"),
-    "barrier before parts meet": ("attention.cuh", "    __syncthreads();\n    if (part == 1)", "    if (part == 1)"),
-    "barrier between parts": ("attention.cuh", "    __syncthreads();\n    if (part == 0)", "    if (part == 0)"),
-    "wait for a copy": ("attention.cuh", "await_copies<kStages - 2>", "await_copies<kStages>"),
-    "stage taken too early": ("attention.cuh", "fetch(step + kStages - 1);", "fetch(step + kStages);"),
-    "page": ("attention.cuh", "const int page = position >> args.page_shift;",
-             "const int page = (position + 1) >> args.page_shift;"),
-    "place within a page": ("attention.cuh", "(position - (page << args.page_shift))",
-                            "(position + 1 - (page << args.page_shift))"),
-    "later rows": ("reach.cuh", "causal ? own + 1 :", "causal ? own + 2 :"),
-    "window": ("reach.cuh", "own + 1 - window", "own - window"),
-    "what all rows see": ("reach.cuh", "of(rows - 1, rows, length)", "of(0, rows, length)"),
-    "scale of earlier sums": ("online_softmax.cuh", "    sum *= factor;\n", ""),
-    "scale of earlier values": ("attention.cuh", "sums[n / 4][n % 4] *= factors[n % 4 / 2]", "sums[n / 4][n % 4] *= 1"),
-    "scale in the merge": ("attention.cuh", "sums[p][i] * before + pack.at[i] * now",
-                           "sums[p][i] + pack.at[i]"),
-    "head of a group": ("attention.cuh", "query % args.groups; }", "query / args.groups % args.groups; }"),
-    "values as keys": ("attention.cuh", "cache + which * args.key_heads", "cache + 0 * args.key_heads"),
-    "new rows kept": ("attention.cuh", "if (blockIdx.z == 0) keep_fresh();", ""),
-}  # fmt: skip
+    "barrier of the ring": ("kStages - 2>();\n      __syncthreads();", "kStages - 2>();"),
+    "barrier before parts meet": ("    __syncthreads();\n    if (part == 1)", "    if (part == 1)"),
+    "barrier between parts": ("    __syncthreads();\n    if (part == 0)", "    if (part == 0)"),
+    "wait for a copy": ("await_copies<kStages - 2>", "await_copies<kStages>"),
+    "stage taken too early": ("fetch(step + kStages - 1);", "fetch(step + kStages);"),
+    "page": ("position >> args.page_shift;", "(position + 1) >> args.page_shift;"),
+    "place within a page": (
+        "(position - (page << args.page_shift))",
+        "(position + 1 - (page << args.page_shift))",
+    ),
+    "later rows": ("causal ? own + 1 :", "causal ? own + 2 :"),
+    "window": ("own + 1 - window", "own - window"),
+    "what all rows see": ("of(rows - 1, rows, length)", "of(0, rows, length)"),
+    "scale of earlier sums": ("    sum *= factor;\n", ""),
+    "scale of earlier values": ("n % 4] *= factors[n % 4 / 2]", "n % 4] *= 1"),
+    "scale in the merge": ("sums[p][i] * before + pack.at[i] * now", "sums[p][i] + pack.at[i]"),
+    "head of a group": ("query % args.groups; }", "query / args.groups % args.groups; }"),
+    "values as keys": ("cache + which * args.key_heads", "cache + 0 * args.key_heads"),
+    "new rows kept": ("if (blockIdx.z == 0) keep_fresh();", ""),
+}
 OTHERS = {
-    "transposed values": ("attention.cuh", "load_transposed(b,", "load_matrices(b,"),
-    "end of a chunk": ("attention.cuh", "const bool wanted = position < stop;", "const bool wanted = true;"),
+    "transposed values": ("load_transposed(b,", "load_matrices(b,"),
+    "end of a chunk": ("const bool wanted = position < stop;", "const bool wanted = true;"),
 }
 
 
 def planted(name: str, dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unit's smallest instances beside the header with the fault; the other headers are the real ones."""
-    file, right, wrong = (FAULTS | OTHERS)[name]
-    text = (KERNELS / file).read_text()
-    assert text.count(right) == 1, f"{file} has {right!r} {text.count(right)} times"
+    right, wrong = (FAULTS | OTHERS)[name]
+    (header,) = [path for path in KERNELS.glob("*.cuh") if right in path.read_text()]
+    text = header.read_text()
+    assert text.count(right) == 1
     faulty = text.replace(right, wrong)
     folder = tmp_path_factory.getbasetemp() / sha256(faulty.encode()).hexdigest()[:16]
     folder.mkdir(exist_ok=True)
     for source in KERNELS.glob("*.cuh"):
-        if source.name not in ("device.cuh", file):
+        if source.name not in ("device.cuh", header.name):
             (folder / source.name).write_text(source.read_text())
-    (folder / file).write_text(faulty)
+    (folder / header.name).write_text(faulty)
     unit = folder / f"attention_{NAMES[dtype]}.cu"
     lines = (KERNELS / unit.name).read_text().splitlines()
     unit.write_text(

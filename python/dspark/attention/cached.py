@@ -70,7 +70,7 @@ class CachedAttention:
         windows: Sequence[int | None],
         causal: bool,
         window_rule: str = "sliding",
-        kernels: Kernels | None = None,
+        kernels: _core.Kernels | None = None,
     ) -> None:
         """`windows[l]` bounds what layer l sees (None: everything); such a layer is causal in any case,
         unless `window_rule` (`dspark.draft.config.WINDOW_RULES`) says otherwise."""

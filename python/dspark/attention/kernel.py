@@ -18,8 +18,8 @@ FEW_ROWS = 16
 
 
 def suits_kernel(segments: Sequence[tuple[KVStore, int]]) -> bool:
-    """Whether the kernel can do it, and is meant to: few rows for each request, as in a verify pass or a draft
-    block, of a dtype and head size that there is an instance of."""
+    """Whether the kernel can do it, and is meant to: few rows for each request, as in a verify pass or a
+    draft block, of a dtype and head size that there is an instance of."""
     data = segments[0][0].data
     return (
         data.dtype in DTYPES
@@ -62,7 +62,7 @@ class KernelPass:
         self._workspace = torch.empty(self._kernel.workspace, dtype=torch.float32, device=data.device)
 
     def layer(self, index: int, reach: int, input: int, row_stride: int, output: int) -> None:
-        """Layer `index` with visibility `reaches[reach]`, by address: reads `[rows, q + k + v heads, head_dim]`,
-        writes keys and values behind the caches, and `[rows, q heads * head_dim]`."""
+        """Layer `index` with visibility `reaches[reach]`, by address: reads `[rows, q + k + v heads,
+        head_dim]`, writes keys and values behind the caches, and `[rows, q heads * head_dim]`."""
         table, workspace = self._table.data_ptr(), self._workspace.data_ptr()
         self._kernel.layer(index, reach, input, row_stride, output, table, workspace)
