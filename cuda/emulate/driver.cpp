@@ -106,12 +106,6 @@ int cuInit(unsigned) {
   return 0;
 }
 
-int cuDriverGetVersion(int* version) {
-  ANSWER_AS_ORDERED();
-  *version = 13020;
-  return 0;
-}
-
 int cuDeviceGet(int* device, int ordinal) {
   ANSWER_AS_ORDERED();
   if (!state.initialised) return kNotInitialised;

@@ -10,13 +10,16 @@ __all__ = [
     "Calibration",
     "CostTable",
     "Engine",
+    "Kernels",
     "Noise",
     "Product",
     "Ticket",
     "Uniforms",
     "__version__",
     "accept_batch",
+    "compile_kernels",
     "draft_chain",
+    "kernel_units",
     "plan",
     "step_logits",
     "threshold_prefix",
@@ -109,6 +112,22 @@ class Product:
     def run(self, x: int, rows: int, start: int, out: int) -> None: ...
 
 @final
+class Kernels:
+    """The kernels of one device, by address; `dspark.kernels.choose` makes them."""
+
+    def __new__(cls, driver: str, nvrtc: str, cache: str | None, device: int) -> Kernels: ...
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def nvrtc(self) -> str: ...
+    @property
+    def multiprocessors(self) -> int: ...
+    def prepare(self, entries: Sequence[str]) -> None: ...
+    def probe(self, out: int, blocks: int, start: int, stream: int) -> None: ...
+
+@final
 class Ticket:
     """A submitted request. Dropping it cancels the request."""
 
@@ -185,6 +204,10 @@ def draft_chain(
 def step_logits(
     tokens: Sequence[int], base_logits: Any, hidden: Any, heads: dict[str, Any]
 ) -> list[list[float]]: ...
+def kernel_units() -> list[tuple[str, list[str]]]: ...
+def compile_kernels(
+    nvrtc: str, cache: str | None, unit: str, architecture: str
+) -> tuple[bool, list[dict[str, Any]]]: ...
 def plan(
     confidences: Sequence[Sequence[float]],
     cost_table: CostTable,

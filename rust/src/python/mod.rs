@@ -1,6 +1,7 @@
 //! `dspark._core`: the decisions, for Python.
 
 mod attention;
+mod cuda;
 mod decide;
 mod engine;
 mod errors;
@@ -19,6 +20,8 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use super::attention::PyAttention;
+    #[pymodule_export]
+    use super::cuda::{PyKernels, compile_kernels, kernel_units};
     #[pymodule_export]
     use super::decide::{PyNoise, PyUniforms};
     #[pymodule_export]

@@ -1,0 +1,62 @@
+//! The sources of the kernels, as they are embedded.
+
+/// A translation unit: what NVRTC compiles at once.
+#[derive(Debug)]
+pub struct Unit {
+    /// The file's name without its ending.
+    pub name: &'static str,
+    /// Its text.
+    pub source: &'static str,
+    /// The kernels in it.
+    pub entries: &'static [&'static str],
+}
+
+macro_rules! kernels {
+    ($file:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../cuda/kernels/", $file))
+    };
+}
+
+/// What units include, by name.
+pub const HEADERS: &[(&str, &str)] = &[("device.cuh", kernels!("device.cuh"))];
+
+/// Every unit.
+pub const UNITS: &[Unit] = &[Unit { name: "probe", source: kernels!("probe.cu"), entries: &["probe"] }];
+
+/// The unit that has this entry, and the entry's name in it.
+pub fn unit_of(entry: &str) -> Option<(&'static Unit, &'static str)> {
+    UNITS.iter().find_map(|unit| unit.entries.iter().find(|name| **name == entry).map(|name| (unit, *name)))
+}
+
+/// The unit of this name.
+pub fn unit(name: &str) -> Option<&'static Unit> {
+    UNITS.iter().find(|unit| unit.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_belongs_to_one_kernel() {
+        let mut names: Vec<_> = UNITS.iter().flat_map(|unit| unit.entries).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+        assert_eq!(unit_of("probe").map(|(unit, entry)| (unit.name, entry)), Some(("probe", "probe")));
+        assert!(unit_of("prob").is_none() && unit("probe").is_some() && unit("").is_none());
+    }
+
+    #[test]
+    fn every_include_is_embedded() {
+        let texts = UNITS.iter().map(|unit| unit.source).chain(HEADERS.iter().map(|header| header.1));
+        for line in texts.flat_map(str::lines) {
+            let Some(name) = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) else {
+                continue;
+            };
+            let host = name.starts_with("../emulate/");
+            assert!(host || HEADERS.iter().any(|header| header.0 == name), "{name} is not among the headers");
+        }
+    }
+}
