@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
+from dspark import _core
 from dspark.attention.cache import KVStore
-
-if TYPE_CHECKING:
-    from dspark import _core
+from dspark.kernels import stream
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 HEAD_SIZES = (16, 64, 128, 256)
@@ -40,23 +38,23 @@ class KernelPass:
         kernels: _core.Kernels,
         segments: Sequence[tuple[KVStore, int]],
         query_heads: int,
-        reaches: Sequence[tuple[bool, int, bool]],
-        stream: int,
+        reaches: list[tuple[bool, int, bool]],
     ) -> None:
         """`reaches`: (causal, window or 0, anchored) of each kind of layer."""
         first = segments[0][0]
         data = first.data
-        self._kernel = kernels.attention(
+        self._kernel = _core.KernelAttention(
+            kernels,
             DTYPES[data.dtype],
             first.kv_heads,
             query_heads,
             data.shape[3],
             [
-                (store.data.data_ptr(), store.data.stride(0), store.data.stride(1), store.length, rows)
+                (store.data.data_ptr(), *store.data.stride()[:2], store.length, rows)
                 for store, rows in segments
             ],
-            list(reaches),
-            stream,
+            reaches,
+            stream(data.device),
         )
         self._table = torch.tensor(self._kernel.table, dtype=torch.int64, device=data.device)
         self._workspace = torch.empty(self._kernel.workspace, dtype=torch.float32, device=data.device)

@@ -4,8 +4,8 @@
 
 use std::ops::Range;
 
-use super::{CudaError, Device};
 use crate::attention::{Heads, Reach};
+use crate::cuda::{CudaError, Device};
 
 /// Queries that a warp has, and keys that it takes at a time.
 const TILE: usize = 16;
@@ -142,7 +142,7 @@ impl Pass {
     /// `multiprocessors`: results depend on it, and on all lengths, within rounding.
     ///
     /// # Errors
-    /// A sentence about what the kernel does not do.
+    /// What the kernel does not do.
     pub fn new(
         element: Element,
         heads: Heads,
@@ -150,8 +150,8 @@ impl Pass {
         requests: &[Request],
         reaches: &[Reach],
         multiprocessors: usize,
-    ) -> Result<Pass, String> {
-        check(element, heads, page, requests)?;
+    ) -> Result<Pass, CudaError> {
+        check(element, heads, page, requests).map_err(CudaError::Unsuitable)?;
         let rows = requests.iter().map(|request| request.rows).max().unwrap_or(0);
         let tiles = (rows * heads.groups).div_ceil(TILE).max(1);
         let query_tiles = tiles.div_ceil(tiles.div_ceil(Shape::of(element, heads.size).most_tiles));
@@ -232,12 +232,12 @@ impl Pass {
     /// What `layer` must not be, or what the driver says.
     pub fn layer(&self, device: &Device, stream: u64, layer: &Layer) -> Result<(), CudaError> {
         let Some(way) = self.ways.get(layer.reach) else {
-            return Err(CudaError::new(format!("attention has no kind of visibility {}", layer.reach)));
+            return Err(CudaError::Unsuitable(format!("attention has no kind of visibility {}", layer.reach)));
         };
         if !(layer.row_stride * self.element.bytes()).is_multiple_of(16)
             || ![layer.input, layer.output, layer.table, layer.workspace].iter().all(|at| at.is_multiple_of(16))
         {
-            return Err(CudaError::new(format!("attention needs rows at multiples of 16 bytes, found {layer:?}")));
+            return Err(CudaError::Unsuitable(format!("attention needs rows at multiples of 16 bytes, found {layer:?}")));
         }
         let Heads { keys, groups, size } = self.heads;
         let word = |at: usize| layer.table + 8 * at as u64;

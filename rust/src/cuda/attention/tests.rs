@@ -70,7 +70,7 @@ fn one_long_request_fills_the_device_and_many_are_not_split() {
 #[test]
 fn what_the_kernel_does_not_do_is_refused() {
     let refused = |heads, page, request| {
-        Pass::new(Element::Half, heads, page, &[request], &[CAUSAL], 1).unwrap_err()
+        Pass::new(Element::Half, heads, page, &[request], &[CAUSAL], 1).unwrap_err().to_string()
     };
     assert!(refused(Heads { size: 96, ..HEADS }, 1, request(3, 1)).contains("96"));
     assert!(refused(HEADS, 3, request(3, 1)).contains("power of two"));
