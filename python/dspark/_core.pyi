@@ -130,7 +130,7 @@ class Kernels:
 
 @final
 class KernelAttention:
-    """Attention of one pass by kernel: rows of several requests over their caches, a call per layer; by address."""
+    """Attention of one pass by kernel: rows of several requests over their caches; by address."""
 
     def __new__(
         cls,

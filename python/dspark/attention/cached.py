@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,11 +15,14 @@ from dspark.attention.kernel import KernelPass, suits_kernel
 from dspark.attention.visible import Visible
 from dspark.attention.workers import parallel_region
 
+if TYPE_CHECKING:
+    from dspark.attention.choice import AttentionChoice
+
 FEW_ROWS = 16
 """Rows of a request up to which the core's attention is used: a verify pass or a draft block."""
 
-_CORE_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-_CORE_LANES = 16
+CORE_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+CORE_LANES = 16
 
 
 class _Part:
@@ -70,10 +74,10 @@ class CachedAttention:
         windows: Sequence[int | None],
         causal: bool,
         window_rule: str = "sliding",
-        kernels: _core.Kernels | None = None,
+        choice: AttentionChoice | None = None,
     ) -> None:
         """`windows[l]` bounds what layer l sees (None: everything); such a layer is causal in any case,
-        unless `window_rule` (`dspark.draft.config.WINDOW_RULES`) says otherwise."""
+        unless `window_rule` (`dspark.draft.config.WINDOW_RULES`) says otherwise. `choice`: the model's."""
         self._query_heads = query_heads
         self._windows = windows
         self.device = segments[0][0].data.device
@@ -88,8 +92,8 @@ class CachedAttention:
         self._reach_of = {window: number for number, window in enumerate(kinds)}
         reaches = [(hides_later[w], w or 0, anchored) for w in kinds]
         self._together: KernelPass | _core.Attention | None = None
-        if kernels is not None and suits_kernel(segments):
-            self._together = KernelPass(kernels, segments, query_heads, reaches)
+        if choice is not None and choice.kernels is not None and suits_kernel(segments):
+            self._together = KernelPass(choice.kernels, segments, query_heads, reaches)
         elif _suits_core(segments):
             self._together = _core_pass(segments, query_heads, reaches)
         if self._together is not None:
@@ -133,7 +137,7 @@ def _core_pass(
 ) -> _core.Attention:
     first, _ = segments[0]
     return _core.Attention(
-        _CORE_DTYPES[first.data.dtype],
+        CORE_DTYPES[first.data.dtype],
         first.kv_heads,
         query_heads,
         first.data.shape[3],
@@ -148,8 +152,8 @@ def _suits_core(segments: Sequence[tuple[KVStore, int]]) -> bool:
     data = segments[0][0].data
     return (
         data.is_cpu
-        and data.dtype in _CORE_DTYPES
-        and data.shape[3] % _CORE_LANES == 0
+        and data.dtype in CORE_DTYPES
+        and data.shape[3] % CORE_LANES == 0
         and all(rows <= FEW_ROWS for _, rows in segments)
         and not torch.is_grad_enabled()
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -13,6 +13,13 @@ from dspark.kernels import stream
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 HEAD_SIZES = (16, 64, 128, 256)
 FEW_ROWS = 16
+
+_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def entries(dtype: torch.dtype, head_sizes: Iterable[int]) -> list[str]:
+    """The kernels that passes of these heads launch."""
+    return [f"{kind}_{_NAMES[dtype]}_d{size}" for size in head_sizes for kind in ("attend", "merge")]
 
 
 def suits_kernel(segments: Sequence[tuple[KVStore, int]]) -> bool:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dspark.attention import CachedAttention
+from dspark.attention import AttentionChoice, CachedAttention, choose_attention
 from dspark.draft.confidence import AcceptRatePredictor
 from dspark.draft.config import DraftConfig
 from dspark.draft.context import DraftContext
@@ -63,6 +63,7 @@ class DSparkDraftModel(nn.Module):
         self._frozen: FrozenDraft | None = None
         self._fill: Callable[[str], None] = lambda prefix: None
         self._rotary: RotaryTable | None = None
+        self.attention: AttentionChoice | None = None
 
     def _build_layers(self) -> nn.ModuleList:
         config = self.config
@@ -160,6 +161,7 @@ class DSparkDraftModel(nn.Module):
             fill("lm_head.")
             with torch.inference_mode():
                 self._frozen = self._frozen_parts(self.lm_head or self._converted_head())
+            self.attention = choose_attention(self.device, self.dtype, [self.config.head_dim])
             self.layers = nn.ModuleList()
             self.fc = self.hidden_norm = self.lm_head = None  # type: ignore[assignment]
         return self
@@ -260,6 +262,7 @@ class DSparkDraftModel(nn.Module):
             config.windows,
             causal=False,
             window_rule=config.window_rule,
+            choice=self.attention,
         )
         masks = [config.mask_token_id] * (size - 1)
         ids = [token for anchor in anchors for token in (anchor, *masks)]

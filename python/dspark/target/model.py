@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dspark.attention import CachedAttention
+from dspark.attention import AttentionChoice, CachedAttention, choose_attention
 from dspark.layers.decoder import DecoderLayer, LayerShape, decoder_layers
 from dspark.layers.frozen import FrozenStack
 from dspark.layers.linear import FusedLinear
@@ -59,6 +59,7 @@ class TargetModel(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         self._frozen: _Frozen | None = None
         self._rotary: RotaryTable | None = None
+        self.attention: AttentionChoice | None = None
 
     @property
     def device(self) -> torch.device:
@@ -90,6 +91,7 @@ class TargetModel(nn.Module):
         if self._frozen is None:
             with torch.inference_mode():
                 self._frozen = _Frozen(self)
+            self.attention = choose_attention(self.device, self.dtype, [self.config.head_dim])
             self.model.layers = nn.ModuleList()
             del self.lm_head
         return self
@@ -127,7 +129,7 @@ class TargetModel(nn.Module):
         check_pass(token_ids, segments, logits)
         rows = self._rotary_table().spans([(cache.length, cache.length + n) for cache, n in segments])
         attention = CachedAttention(
-            segments, self.config.num_attention_heads, self.config.windows, causal=True
+            segments, self.config.num_attention_heads, self.config.windows, causal=True, choice=self.attention
         )
         outputs: dict[int, Tensor | None] = dict.fromkeys(taps)
         x = self.embed(token_ids)

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dspark.attention import CachedAttention, KVStore
+from dspark.attention import AttentionChoice, CachedAttention, KVStore, choose_attention
 from dspark.layers.linear import FusedLinear
 from dspark.layers.norm import FrozenNorm, RMSNorm
 from dspark.layers.rotary import RotaryTable
@@ -56,6 +56,7 @@ class Gemma4TargetModel(nn.Module):
         self._frozen: _Frozen | None = None
         self._aliases: Tensor | None = None
         self._rotary: dict[str, RotaryTable] = {}
+        self.attention: AttentionChoice | None = None
 
     @property
     def device(self) -> torch.device:
@@ -98,6 +99,8 @@ class Gemma4TargetModel(nn.Module):
         if self._frozen is None:
             with torch.inference_mode():
                 self._frozen = _Frozen(self)
+            sizes = [heads.head_dim for heads in self.config.heads.values()]
+            self.attention = choose_attention(self.device, self.dtype, sizes)
             self.model.layers = nn.ModuleList()
             del self.lm_head
         return self
@@ -143,7 +146,9 @@ class Gemma4TargetModel(nn.Module):
         config, layers = self.config, self.config.kinds.count(kind)
         window = config.sliding_window if kind == SLIDING else None
         stores = [(cache.stores[kind], n) for cache, n in segments]
-        attention = CachedAttention(stores, config.num_attention_heads, [window] * layers, causal=True)
+        attention = CachedAttention(
+            stores, config.num_attention_heads, [window] * layers, causal=True, choice=self.attention
+        )
         spans = [(cache.length, cache.length + n) for cache, n in segments]
         return KindPass(self._rotary_table(kind).spans(spans), attention.layer)
 

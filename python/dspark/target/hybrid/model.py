@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dspark.attention import CachedAttention
+from dspark.attention import CachedAttention, choose_attention
 from dspark.layers.linear import FusedLinear
 from dspark.layers.norm import FrozenNorm
 from dspark.target.hybrid.cache import HybridCache
@@ -31,6 +31,7 @@ class HybridTarget:
             self._layers = FrozenHybridStack(weights, decays, config)
             self._norm = FrozenNorm(weights.norm)
             self._head = FusedLinear([weights.lm_head])
+        self.attention = choose_attention(self.device, self.dtype, [config.head_dim])
         self._rotary = PartialRotaryTable(
             config.rope, config.head_dim, config.rotary_dim, self.dtype, self.device
         )
@@ -77,6 +78,7 @@ class HybridTarget:
             self.config.num_attention_heads,
             (None,) * self.config.attention_layers,
             causal=True,
+            choice=self.attention,
         )
         delta = DeltaPass(segments, self.config.delta)
         outputs: dict[int, Tensor | None] = dict.fromkeys(taps)
