@@ -20,6 +20,7 @@ __all__ = [
     "accept_batch",
     "compile_kernels",
     "draft_chain",
+    "kernel_architecture",
     "kernel_units",
     "plan",
     "step_logits",
@@ -235,6 +236,7 @@ def draft_chain(
 def step_logits(
     tokens: Sequence[int], base_logits: Any, hidden: Any, heads: dict[str, Any]
 ) -> list[list[float]]: ...
+def kernel_architecture(capability: int) -> str: ...
 def kernel_units() -> list[tuple[str, list[str]]]: ...
 def compile_kernels(
     nvrtc: str, cache: str | None, unit: str, architecture: str

@@ -16,6 +16,7 @@ from dspark.attention.workers import parallel_region
 from dspark.checkpoint.calibration import FILE_NAME, Entry
 from dspark.draft import DSparkDraftModel, load_draft
 from dspark.errors import CheckpointError, ConfigError, RequestError
+from dspark.kernels import ROLES, Choice, look
 from dspark.pretrained import resolve
 from dspark.sampling import SamplingParams
 from dspark.serve.calibration import draft_calibrations
@@ -48,6 +49,10 @@ class Models:
     calibrations: tuple[Entry, ...] = ()
     """The entries of the draft's `calibration.json`."""
     switched_off: list[str] = field(default_factory=list)
+    kernels: Choice = field(default_factory=lambda: Choice(None, "nobody chose"))
+    """The CUDA kernels of the models' device."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Who does what kernels could do: "kernel" or "torch", and why, by role; the draft's own as "draft ..."."""
 
     @classmethod
     def load(
@@ -75,6 +80,10 @@ class Models:
                 block_size=block_size,
                 progress=progress,
             )
+        choice = look(where)
+        roles = _give_kernels(model, choice) | {
+            f"draft {role}": how for role, how in _give_kernels(draft_model, choice).items()
+        }
         calibrations: tuple[Entry, ...] = ()
         if draft_path is not None and draft_model is not None:
             calibrations = draft_calibrations(draft_path / FILE_NAME, draft_model.config, block_size)
@@ -95,6 +104,8 @@ class Models:
             paths=(target_path, draft_path),
             calibrations=calibrations,
             switched_off=switched_off,
+            kernels=choice,
+            roles=roles,
         )
 
     @property
@@ -163,6 +174,13 @@ class Models:
         threads = "torch's threads" if parallel_region() else "one thread: no OpenMP library is torch's alone"
         return f"the core's, on {threads}, for a few rows of float32 or bfloat16; torch's for the rest"
 
+    def _kernels(self) -> dict[str, str]:
+        """What the CUDA kernels are compiled for, and who does what they could do."""
+        core, reason = self.kernels.kernels, self.kernels.reason
+        where = f"none: {reason}" if core is None else f"{core.architecture} by NVRTC {core.nvrtc}: {core.name}"
+        nobody = f"no kernels: {reason}" if core is None else "this model has no place for kernels"
+        return {"compiled for": where, **dict.fromkeys(ROLES, nobody), **self.roles}
+
     def info(self) -> dict[str, Any]:
         """What was loaded, and how it runs."""
         target, draft = self.paths
@@ -178,10 +196,17 @@ class Models:
             if self.target.device.type == "cpu"
             else "Rust on the CPU, logits copied to the host",
             "attention": self._attention(),
+            "kernels": self._kernels(),
             "target_runs_through": getattr(self.target, "runs_through", "dspark"),
             "speculation": self.speculation,
             "switched_off": list(self.switched_off),
         }
+
+
+def _give_kernels(model: object, choice: Choice) -> dict[str, str]:
+    """Lets a model use kernels from now on, if it can; returns who does what, by role."""
+    use: Callable[[Choice], dict[str, str]] | None = getattr(model, "use_kernels", None)
+    return {} if use is None else use(choice)
 
 
 def _without_tokenizer(target: Path) -> str:

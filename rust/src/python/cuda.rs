@@ -87,6 +87,12 @@ pub fn kernel_units() -> Vec<(&'static str, Vec<&'static str>)> {
     units::UNITS.iter().map(|unit| (unit.name, unit.entries.to_vec())).collect()
 }
 
+/// What kernels are compiled for on a device of this compute capability, 8.9 being 89: "sm_89".
+#[pyfunction]
+pub fn kernel_architecture(capability: u32) -> String {
+    Architecture::of_device(capability).to_string()
+}
+
 /// Compiles a unit for an architecture such as "sm_90a", or finds it in `cache`; needs no device.
 ///
 /// Returns whether it was in the cache, and of each entry: name, registers of a thread, spilled bytes, bytes of stack,

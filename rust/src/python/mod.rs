@@ -23,7 +23,7 @@ mod _core {
     #[pymodule_export]
     use super::cuda::attention::PyKernelAttention;
     #[pymodule_export]
-    use super::cuda::{PyKernels, compile_kernels, kernel_units};
+    use super::cuda::{PyKernels, compile_kernels, kernel_architecture, kernel_units};
     #[pymodule_export]
     use super::decide::{PyNoise, PyUniforms};
     #[pymodule_export]
