@@ -2,8 +2,8 @@
 
 from dspark.attention.cache import KVStore
 from dspark.attention.cached import CachedAttention
-from dspark.attention.choice import AttentionChoice, choose_attention
+from dspark.attention.choice import AttentionKernel, attention_kernel
 from dspark.attention.functional import attend
 from dspark.attention.visible import Visible
 
-__all__ = ["AttentionChoice", "CachedAttention", "KVStore", "Visible", "attend", "choose_attention"]
+__all__ = ["AttentionKernel", "CachedAttention", "KVStore", "Visible", "attend", "attention_kernel"]

@@ -16,13 +16,13 @@ from dspark.attention.visible import Visible
 from dspark.attention.workers import parallel_region
 
 if TYPE_CHECKING:
-    from dspark.attention.choice import AttentionChoice
+    from dspark.attention.choice import AttentionKernel
 
 FEW_ROWS = 16
 """Rows of a request up to which the core's attention is used: a verify pass or a draft block."""
 
-CORE_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-CORE_LANES = 16
+_CORE_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_CORE_LANES = 16
 
 
 class _Part:
@@ -74,10 +74,10 @@ class CachedAttention:
         windows: Sequence[int | None],
         causal: bool,
         window_rule: str = "sliding",
-        choice: AttentionChoice | None = None,
+        kernel: AttentionKernel | None = None,
     ) -> None:
         """`windows[l]` bounds what layer l sees (None: everything); such a layer is causal in any case,
-        unless `window_rule` (`dspark.draft.config.WINDOW_RULES`) says otherwise. `choice`: the model's."""
+        unless `window_rule` (`dspark.draft.config.WINDOW_RULES`) says otherwise. `kernel`: the model's."""
         self._query_heads = query_heads
         self._windows = windows
         self.device = segments[0][0].data.device
@@ -92,8 +92,8 @@ class CachedAttention:
         self._reach_of = {window: number for number, window in enumerate(kinds)}
         reaches = [(hides_later[w], w or 0, anchored) for w in kinds]
         self._together: KernelPass | _core.Attention | None = None
-        if choice is not None and choice.kernels is not None and suits_kernel(segments):
-            self._together = KernelPass(choice.kernels, segments, query_heads, reaches)
+        if kernel is not None and kernel.kernels is not None and suits_kernel(segments):
+            self._together = KernelPass(kernel.kernels, segments, query_heads, reaches)
         elif _suits_core(segments):
             self._together = _core_pass(segments, query_heads, reaches)
         if self._together is not None:
@@ -137,7 +137,7 @@ def _core_pass(
 ) -> _core.Attention:
     first, _ = segments[0]
     return _core.Attention(
-        CORE_DTYPES[first.data.dtype],
+        _CORE_DTYPES[first.data.dtype],
         first.kv_heads,
         query_heads,
         first.data.shape[3],
@@ -152,8 +152,8 @@ def _suits_core(segments: Sequence[tuple[KVStore, int]]) -> bool:
     data = segments[0][0].data
     return (
         data.is_cpu
-        and data.dtype in CORE_DTYPES
-        and data.shape[3] % CORE_LANES == 0
+        and data.dtype in _CORE_DTYPES
+        and data.shape[3] % _CORE_LANES == 0
         and all(rows <= FEW_ROWS for _, rows in segments)
         and not torch.is_grad_enabled()
     )

@@ -1,4 +1,4 @@
-"""Who attends in a model's passes of few rows, chosen once when the model is ready for inference."""
+"""Who attends in a model's passes of few rows."""
 
 from __future__ import annotations
 
@@ -8,36 +8,34 @@ from dataclasses import dataclass
 import torch
 
 from dspark import _core
-from dspark.attention.cached import CORE_DTYPES, CORE_LANES
 from dspark.attention.kernel import DTYPES, HEAD_SIZES, entries
-from dspark.kernels import look, prepare
+from dspark.kernels import Choice, prepare
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionChoice:
-    """`runs` is "kernel", "core" or "torch", `why` says why. Many rows at once are torch's in any case."""
+class AttentionKernel:
+    """The attention kernel of one model, compiled; or None in its place and why. More rows of a request than
+    a verify pass or a draft block has are torch's in any case."""
 
-    runs: str
-    why: str
-    kernels: _core.Kernels | None = None
-    """For `CachedAttention`."""
+    kernels: _core.Kernels | None
+    how: str
+    """For `DSparkDecoder.info()`: "kernel" or "torch", and why."""
 
 
-def choose_attention(device: torch.device, dtype: torch.dtype, head_sizes: Iterable[int]) -> AttentionChoice:
-    """The kernel where `device` has it for this dtype and one of these head sizes, compiled here and now; else
-    the core on a CPU; else torch."""
+def attention_kernel(choice: Choice, dtype: torch.dtype, head_sizes: Iterable[int]) -> AttentionKernel:
+    """For a model with heads of these sizes; those that there is no kernel for stay with torch."""
     sizes = sorted(set(head_sizes))
-    choice = look(device)
-    served = [size for size in sizes if size in HEAD_SIZES and dtype in DTYPES]
-    why = choice.reason or f"there is no kernel for {_words(dtype, sizes)}"
-    if choice.kernels is not None and served:
-        failure = prepare(choice.kernels, "attention", entries(dtype, served))
-        if failure is None:
-            return AttentionChoice("kernel", f"{device} has it for {_words(dtype, served)}", choice.kernels)
-        why = failure
-    by_core = device.type == "cpu" and dtype in CORE_DTYPES and any(size % CORE_LANES == 0 for size in sizes)
-    return AttentionChoice("core" if by_core else "torch", why)
+    served = [size for size in sizes if size in HEAD_SIZES] if dtype in DTYPES else []
+    name = str(dtype).removeprefix("torch.")
+    if choice.kernels is None:
+        return AttentionKernel(None, f"torch: {choice.reason}")
+    if not served:
+        return AttentionKernel(None, f"torch: there is no kernel for {name} heads of {_listed(sizes)}")
+    failure = prepare(choice.kernels, "attention", entries(dtype, served))
+    if failure is not None:
+        return AttentionKernel(None, f"torch: {failure}")
+    return AttentionKernel(choice.kernels, f"kernel: {name} heads of {_listed(served)}")
 
 
-def _words(dtype: torch.dtype, sizes: list[int]) -> str:
-    return f"{str(dtype).removeprefix('torch.')} heads of {' and '.join(map(str, sizes))}"
+def _listed(sizes: list[int]) -> str:
+    return " and ".join(map(str, sizes))

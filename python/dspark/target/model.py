@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dspark.attention import AttentionChoice, CachedAttention, choose_attention
+from dspark.attention import AttentionKernel, CachedAttention, attention_kernel
+from dspark.kernels import Choice
 from dspark.layers.decoder import DecoderLayer, LayerShape, decoder_layers
 from dspark.layers.frozen import FrozenStack
 from dspark.layers.linear import FusedLinear
@@ -59,7 +60,7 @@ class TargetModel(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         self._frozen: _Frozen | None = None
         self._rotary: RotaryTable | None = None
-        self.attention: AttentionChoice | None = None
+        self._kernel: AttentionKernel | None = None
 
     @property
     def device(self) -> torch.device:
@@ -91,10 +92,14 @@ class TargetModel(nn.Module):
         if self._frozen is None:
             with torch.inference_mode():
                 self._frozen = _Frozen(self)
-            self.attention = choose_attention(self.device, self.dtype, [self.config.head_dim])
             self.model.layers = nn.ModuleList()
             del self.lm_head
         return self
+
+    def use_kernels(self, choice: Choice) -> dict[str, str]:
+        """Lets passes use CUDA kernels from now on; returns who does what, by role."""
+        self._kernel = attention_kernel(choice, self.dtype, [self.config.head_dim])
+        return {"attention": self._kernel.how}
 
     def new_cache(self) -> KVCache:
         """An empty cache for one request."""
@@ -129,7 +134,7 @@ class TargetModel(nn.Module):
         check_pass(token_ids, segments, logits)
         rows = self._rotary_table().spans([(cache.length, cache.length + n) for cache, n in segments])
         attention = CachedAttention(
-            segments, self.config.num_attention_heads, self.config.windows, causal=True, choice=self.attention
+            segments, self.config.num_attention_heads, self.config.windows, causal=True, kernel=self._kernel
         )
         outputs: dict[int, Tensor | None] = dict.fromkeys(taps)
         x = self.embed(token_ids)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dspark.attention import CachedAttention, choose_attention
+from dspark.attention import AttentionKernel, CachedAttention, attention_kernel
+from dspark.kernels import Choice
 from dspark.layers.linear import FusedLinear
 from dspark.layers.norm import FrozenNorm
 from dspark.target.hybrid.cache import HybridCache
@@ -31,7 +32,7 @@ class HybridTarget:
             self._layers = FrozenHybridStack(weights, decays, config)
             self._norm = FrozenNorm(weights.norm)
             self._head = FusedLinear([weights.lm_head])
-        self.attention = choose_attention(self.device, self.dtype, [config.head_dim])
+        self._kernel: AttentionKernel | None = None
         self._rotary = PartialRotaryTable(
             config.rope, config.head_dim, config.rotary_dim, self.dtype, self.device
         )
@@ -59,6 +60,11 @@ class HybridTarget:
         """Logits `[rows, vocabulary]` of normed hidden states `[rows, hidden]`."""
         return self._head(hidden)
 
+    def use_kernels(self, choice: Choice) -> dict[str, str]:
+        """Lets passes use CUDA kernels from now on; returns who does what, by role."""
+        self._kernel = attention_kernel(choice, self.dtype, [self.config.head_dim])
+        return {"attention": self._kernel.how}
+
     def new_cache(self) -> HybridCache:
         """An empty cache for one request."""
         return HybridCache(self.config, self.dtype, self.device)
@@ -78,7 +84,7 @@ class HybridTarget:
             self.config.num_attention_heads,
             (None,) * self.config.attention_layers,
             causal=True,
-            choice=self.attention,
+            kernel=self._kernel,
         )
         delta = DeltaPass(segments, self.config.delta)
         outputs: dict[int, Tensor | None] = dict.fromkeys(taps)
