@@ -10,6 +10,7 @@ __all__ = [
     "Calibration",
     "CostTable",
     "Engine",
+    "KernelAttention",
     "Kernels",
     "Noise",
     "Product",
@@ -127,6 +128,36 @@ class Kernels:
     def multiprocessors(self) -> int: ...
     def prepare(self, entries: Sequence[str]) -> None: ...
     def probe(self, out: int, blocks: int, start: int, stream: int) -> None: ...
+
+@final
+class KernelAttention:
+    """Attention of one pass by kernel: rows of several requests over their caches; by address."""
+
+    def __new__(
+        cls,
+        kernels: Kernels,
+        dtype: str,
+        key_heads: int,
+        query_heads: int,
+        head_dim: int,
+        segments: list[tuple[int, int, int, int, int]],
+        reaches: list[tuple[bool, int, bool]],
+        stream: int,
+    ) -> KernelAttention: ...
+    @property
+    def table(self) -> list[int]: ...
+    @property
+    def workspace(self) -> int: ...
+    def layer(
+        self,
+        index: int,
+        reach: int,
+        input: int,
+        row_stride: int,
+        output: int,
+        table: int,
+        workspace: int,
+    ) -> None: ...
 
 @final
 class Ticket:

@@ -1,5 +1,7 @@
 //! The CUDA kernels over torch's memory.
 
+pub mod attention;
+
 use std::path::PathBuf;
 
 use pyo3::prelude::*;

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dspark.attention import CachedAttention
+from dspark.attention import AttentionKernel, CachedAttention, attention_kernel
+from dspark.kernels import Choice
 from dspark.layers.linear import FusedLinear
 from dspark.layers.norm import FrozenNorm
 from dspark.target.hybrid.cache import HybridCache
@@ -31,6 +32,7 @@ class HybridTarget:
             self._layers = FrozenHybridStack(weights, decays, config)
             self._norm = FrozenNorm(weights.norm)
             self._head = FusedLinear([weights.lm_head])
+        self._kernel: AttentionKernel | None = None
         self._rotary = PartialRotaryTable(
             config.rope, config.head_dim, config.rotary_dim, self.dtype, self.device
         )
@@ -58,6 +60,11 @@ class HybridTarget:
         """Logits `[rows, vocabulary]` of normed hidden states `[rows, hidden]`."""
         return self._head(hidden)
 
+    def use_kernels(self, choice: Choice) -> dict[str, str]:
+        """Lets passes use CUDA kernels from now on; returns who does what, by role."""
+        self._kernel = attention_kernel(choice, self.dtype, [self.config.head_dim])
+        return {"attention": self._kernel.how}
+
     def new_cache(self) -> HybridCache:
         """An empty cache for one request."""
         return HybridCache(self.config, self.dtype, self.device)
@@ -77,6 +84,7 @@ class HybridTarget:
             self.config.num_attention_heads,
             (None,) * self.config.attention_layers,
             causal=True,
+            kernel=self._kernel,
         )
         delta = DeltaPass(segments, self.config.delta)
         outputs: dict[int, Tensor | None] = dict.fromkeys(taps)
