@@ -11,6 +11,7 @@ __all__ = [
     "CostTable",
     "Engine",
     "KernelAttention",
+    "KernelDelta",
     "Kernels",
     "Noise",
     "Product",
@@ -157,6 +158,35 @@ class KernelAttention:
         output: int,
         table: int,
         workspace: int,
+    ) -> None: ...
+
+# Requests, most rows of one, rows; addresses: table, inputs, keys, log decays, updates.
+_DeltaBatch: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+# Addresses: taps, rate, time bias, head weight or 0; added to squared lengths of keys, of outputs.
+_DeltaWeights: TypeAlias = tuple[int, int, int, int, float, float]
+
+@final
+class KernelDelta:
+    """The gated delta rule of a model's linear layers by kernel; by address."""
+
+    MOST_ROWS: Final[int]
+    def __new__(
+        cls,
+        kernels: Kernels,
+        dtype: str,
+        key_heads: int,
+        groups: int,
+        key_dim: int,
+        value_dim: int,
+        taps: int,
+    ) -> KernelDelta: ...
+    @property
+    def entries(self) -> list[str]: ...
+    def rows(
+        self, batch: _DeltaBatch, weights: _DeltaWeights, layer: int, mixed: int, out: int, stream: int
+    ) -> None: ...
+    def carry(
+        self, batch: _DeltaBatch, layers: int, first: int, count: int, conv: int, state: int, stream: int
     ) -> None: ...
 
 @final

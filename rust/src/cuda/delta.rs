@@ -172,6 +172,13 @@ impl Activation {
         }
     }
 
+    /// The kernels over such activations.
+    pub fn entries(self) -> Vec<String> {
+        let suffix = self.suffix();
+        let rows = [4, 8, 16].map(|rows| format!("delta_rows_{suffix}_r{rows}"));
+        rows.into_iter().chain([format!("delta_carry_{suffix}")]).collect()
+    }
+
     /// By torch's name.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 
 pub mod attention;
 mod cache;
+pub mod delta;
 mod device;
 mod driver;
 mod error;

@@ -20,6 +20,11 @@ macro_rules! kernels {
 /// What units include, by name.
 pub const HEADERS: &[(&str, &str)] = &[
     ("device.cuh", kernels!("device.cuh")),
+    ("gated_delta.cuh", kernels!("gated_delta.cuh")),
+    ("gated_delta_entries.cuh", kernels!("gated_delta_entries.cuh")),
+    ("delta_carry.cuh", kernels!("delta_carry.cuh")),
+    ("delta_inputs.cuh", kernels!("delta_inputs.cuh")),
+    ("delta_rows.cuh", kernels!("delta_rows.cuh")),
     ("async_copy.cuh", kernels!("async_copy.cuh")),
     ("attention.cuh", kernels!("attention.cuh")),
     ("online_softmax.cuh", kernels!("online_softmax.cuh")),
@@ -71,6 +76,21 @@ pub const UNITS: &[Unit] = &[
             "attend_bf16_d256",
             "merge_bf16_d256",
         ],
+    },
+    Unit {
+        name: "gated_delta_f32",
+        source: kernels!("gated_delta_f32.cu"),
+        entries: &["delta_rows_f32_r4", "delta_rows_f32_r8", "delta_rows_f32_r16", "delta_carry_f32"],
+    },
+    Unit {
+        name: "gated_delta_f16",
+        source: kernels!("gated_delta_f16.cu"),
+        entries: &["delta_rows_f16_r4", "delta_rows_f16_r8", "delta_rows_f16_r16", "delta_carry_f16"],
+    },
+    Unit {
+        name: "gated_delta_bf16",
+        source: kernels!("gated_delta_bf16.cu"),
+        entries: &["delta_rows_bf16_r4", "delta_rows_bf16_r8", "delta_rows_bf16_r16", "delta_carry_bf16"],
     },
 ];
 

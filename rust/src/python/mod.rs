@@ -23,6 +23,8 @@ mod _core {
     #[pymodule_export]
     use super::cuda::attention::PyKernelAttention;
     #[pymodule_export]
+    use super::cuda::delta::PyKernelDelta;
+    #[pymodule_export]
     use super::cuda::{PyKernels, compile_kernels, kernel_architecture, kernel_units};
     #[pymodule_export]
     use super::decide::{PyNoise, PyUniforms};

@@ -1,25 +1,25 @@
 """Who computes the linear layers of a pass: our kernels where a device has them, else torch's operations.
 
-Chosen once, when a model is built. Both keep the promise of `HybridCache`: a pass leaves the states, and what
-its rows would change waits for the commit.
+Both keep the promise of `HybridCache`: a pass leaves the states, and what its rows would change waits for the
+commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from dspark import _core
+from dspark.errors import KernelError
+from dspark.kernels import Choice, prepare
 from dspark.target.hybrid.cache import HybridCache
 from dspark.target.hybrid.config import DeltaSizes
-from dspark.target.hybrid.kernel import MOST_ROWS, KernelPass, dtype_name, kernel_sizes
+from dspark.target.hybrid.kernel import KernelPass
 from dspark.target.hybrid.mixer import DeltaWeights
 from dspark.target.hybrid.segments import DeltaPass
-
-if TYPE_CHECKING:
-    from dspark._core import Kernels
 
 
 class LayersOfPass(Protocol):
@@ -30,22 +30,19 @@ class LayersOfPass(Protocol):
 
 
 class Recurrence(Protocol):
-    """`runs` is "kernel" or "torch", `why` says why."""
+    """Begins passes. `how`, for `DSparkDecoder.info()`: "kernel" or "torch", and why."""
 
-    runs: str
-    why: str
+    how: str
 
     def begin(self, segments: Sequence[tuple[HybridCache, int]]) -> LayersOfPass:
-        """A pass over so many rows of each cache, which its `advance` may then keep in part."""
+        """A pass over so many rows for each cache, which its `advance` may then keep in part."""
 
 
 class TorchRecurrence:
     """torch's own operations: any sizes, any number of rows."""
 
-    runs = "torch"
-
-    def __init__(self, sizes: DeltaSizes, why: str) -> None:
-        self.why = why
+    def __init__(self, sizes: DeltaSizes, reason: str) -> None:
+        self.how = f"torch: {reason}"
         self._sizes = sizes
 
     def begin(self, segments: Sequence[tuple[HybridCache, int]]) -> LayersOfPass:
@@ -54,25 +51,31 @@ class TorchRecurrence:
 
 
 class KernelRecurrence:
-    """One launch per layer for passes of at most `MOST_ROWS` rows per request; longer ones, which read prompts,
-    are torch's: their work is in matrix products."""
+    """One launch per layer where no request has many rows. Passes that read prompts are torch's: most of their
+    work is in products of matrices."""
 
-    runs = "kernel"
-
-    def __init__(self, kernels: Kernels, sizes: DeltaSizes, dtype: torch.dtype) -> None:
-        self.why = f"passes of at most {MOST_ROWS} rows per request; longer ones are torch's"
-        self._kernels, self._sizes, self._dtype = kernels, sizes, dtype
+    def __init__(self, kernel: _core.KernelDelta, sizes: DeltaSizes, dtype: torch.dtype) -> None:
+        self.how = f"kernel: heads of {sizes.key_dim} and {sizes.value_dim}"
+        self._kernel, self._sizes, self._dtype = kernel, sizes, dtype
 
     def begin(self, segments: Sequence[tuple[HybridCache, int]]) -> LayersOfPass:
         """See `Recurrence.begin`."""
-        if max(count for _, count in segments) > MOST_ROWS:
+        if max(count for _, count in segments) > self._kernel.MOST_ROWS:
             return DeltaPass(segments, self._sizes)
-        return KernelPass(self._kernels, segments, self._sizes, self._dtype)
+        return KernelPass(self._kernel, segments, self._sizes, self._dtype)
 
 
-def choose(kernels: Kernels | None, sizes: DeltaSizes, dtype: torch.dtype, reason: str) -> Recurrence:
-    """The recurrence of a model in `dtype`; `reason` says why there are no kernels, if there are none."""
-    if kernels is None:
-        return TorchRecurrence(sizes, reason)
-    refusal = kernels.delta_refusal(dtype_name(dtype), kernel_sizes(sizes))
-    return KernelRecurrence(kernels, sizes, dtype) if refusal is None else TorchRecurrence(sizes, refusal)
+def recurrence(choice: Choice, sizes: DeltaSizes, dtype: torch.dtype) -> Recurrence:
+    """For a model in `dtype`; what the kernels do not serve stays with torch."""
+    if choice.kernels is None:
+        return TorchRecurrence(sizes, str(choice.reason))
+    name = str(dtype).removeprefix("torch.")
+    shape = (sizes.key_heads, sizes.groups, sizes.key_dim, sizes.value_dim, sizes.kernel)
+    try:
+        kernel = _core.KernelDelta(choice.kernels, name, *shape)
+    except KernelError as error:
+        return TorchRecurrence(sizes, str(error))
+    failure = prepare(choice.kernels, "recurrence", kernel.entries)
+    if failure is not None:
+        return TorchRecurrence(sizes, failure)
+    return KernelRecurrence(kernel, sizes, dtype)
