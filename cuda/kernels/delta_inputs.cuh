@@ -73,15 +73,18 @@ struct Block {
 
 __device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
 
+// Fetches 128 bytes into the L2 cache.
+__device__ inline void prefetch([[maybe_unused]] const float* line) {
+#ifdef __CUDA_ARCH__
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+#endif
+}
+
 // The state is on its way while the convolution is computed.
 __device__ inline void prefetch_state(const float* state, const Sizes& sizes) {
-#ifdef __CUDA_ARCH__
-  const int32_t lines = (sizes.value_dim + 31) / 32;
-  for (int32_t item = threadIdx.x; item < sizes.key_dim * lines; item += blockDim.x) {
-    const float* line = state + item / lines * state_row(sizes) + item % lines * 32;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
-  }
-#endif
+  const int32_t lines = (sizes.value_dim + kLanes - 1) / kLanes;
+  for (int32_t item = threadIdx.x; item < sizes.key_dim * lines; item += blockDim.x)
+    prefetch(state + item / lines * state_row(sizes) + item % lines * kLanes);
 }
 
 // Causal depthwise convolution and silu of the head's channels, a channel per thread; absent rows become 0.
