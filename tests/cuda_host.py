@@ -15,9 +15,11 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,6 +57,28 @@ class Launcher(Protocol):
     ) -> None: ...
 
 
+@contextmanager
+def stand_in(cache: Path, **variables: str) -> Iterator[Library]:
+    """A driver whose device memory is the processor's, for decoders on the CPU that are made meanwhile; with compiled
+    kernels in `cache`, and further environment variables."""
+    made = library()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DSPARK_CUDA_DRIVER", str(made.path))
+        patch.setenv("DSPARK_KERNEL_CACHE", str(cache))
+        patch.setenv("DSPARK_STANDIN_FAIL", f"none:0:{next(_count)}")  # counts begin anew
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield made
+
+
+_count = count(1)
+
+
+def compiled_kernels() -> Path:
+    """A folder of compiled kernels that stays from run to run: their names say of which sources they are."""
+    return _folder() / "compiled"
+
+
 def needs_compiler() -> None:
     """Skips a test where there is no C++ compiler."""
     if COMPILER is None:
@@ -74,8 +98,7 @@ def build(
     needs_compiler()
     headers = sorted([*KERNELS.glob("*.cuh"), *EMULATE.glob("*.h")])
     common = b"".join(path.read_bytes() for path in headers)
-    folder = Path(tempfile.gettempdir()) / f"dspark-cuda-host-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = _folder()
 
     def compiled(source: Path) -> Path:
         words = (*FLAGS, *WARNINGS, *flags, f"-I{KERNELS}", f"-I{EMULATE}")
@@ -90,6 +113,12 @@ def build(
         objects = list(pool.map(compiled, sources))
     link = (*FLAGS, *flags, *(["-shared"] if shared else []), *map(str, objects))
     return _once(folder, f"{name}.so" if shared else name, (str(objects),), link)
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"dspark-cuda-host-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def _once(folder: Path, name: str, parts: Sequence[bytes | str], words: Sequence[str]) -> Path:
@@ -116,6 +145,14 @@ class Library:
         self._library = ctypes.CDLL(str(path))
         self._library.emulate_error.restype = ctypes.c_char_p
         self._library.emulate_entries.restype = ctypes.c_char_p
+
+    def calls(self, function: str) -> int:
+        """How often a function of the stand-in driver was called since DSPARK_STANDIN_FAIL was last changed."""
+        return int(self._library.standin_calls(function.encode()))
+
+    def launches(self, entry: str) -> int:
+        """How often an entry was launched through the stand-in driver."""
+        return int(self._library.standin_launches(entry.encode()))
 
     def entries(self) -> list[str]:
         """Their names, sorted."""
