@@ -7,46 +7,9 @@
 // `merge_chunks` unites in a launch of its own: blocks cannot wait for each other.
 #pragma once
 #include "async_copy.cuh"
-#include "online_softmax.cuh"
-#include "reach.cuh"
-#include "warp_matrix.cuh"
-
-// One request of a pass. Position t of key head h of layer l lies at cache + l * layer_stride + h * head_stride +
-// place(t) * head size elements, where place(t) goes through the page table; value heads follow the key heads.
-struct Segment {
-  int64_t cache;                       // address
-  int64_t layer_stride, head_stride;   // elements
-  int64_t pages;                       // address of int32 page numbers; 0: positions are places
-  int64_t length, rows;                // positions cached, new rows behind them
-  int64_t first;                       // the first of these in the pass
-};
-
-// Keys start .. stop - 1 of a segment: what a block does for each key head. `slot`: where its states go; -1: the chunk is
-// all that the rows see, and the outcome goes to `out`.
-struct Chunk {
-  int64_t segment, start, stop, slot;
-};
-
-// The slots first .. first + count - 1 of a segment's chunks.
-struct Split {
-  int64_t segment, first, count;
-};
-
-struct AttendArgs {
-  const void* heads;       // [rows, query + key + value heads, head size]: queries scaled, both rotated
-  void* out;               // [rows, query heads, head size]
-  float* sums;             // [slots, key heads, queries, head size]: weighted sums of values
-  Softmax* states;         // [slots, key heads, queries]
-  const Segment* segments;
-  const Chunk* chunks;     // one for each block in x
-  const Split* splits;     // of the merge: one for each block in x
-  int64_t row_stride;      // of heads, elements
-  int32_t layer;
-  int32_t key_heads, groups;  // groups: query heads of a key head
-  int32_t queries;            // of a key head: the most that a segment has
-  int32_t page_shift;         // positions of a page, a power of two
-  Reach reach;
-};
+#include "attention_args.cuh"
+#include "attention_merge.cuh"
+#include "attention_products.cuh"
 
 constexpr int kTile = 16;   // queries that a warp has, and keys that it takes at a time
 constexpr int kStages = 4;  // of the ring
@@ -71,120 +34,6 @@ struct Shape {
 };
 
 using Piece = Pack<uint32_t, 4>;
-
-// Products with 16 keys: scores, [16 queries, 8 keys] twice.
-using Scores = float[2][4];
-
-// What differs between numbers of 16 and of 32 bits.
-template <class T>
-struct Products;
-
-template <class T>
-struct HalfProducts {
-  template <class Shape>
-  __device__ static void add_values(float (*out)[4], const Scores& weights, const Piece* values) {
-    const int lane = lane_id();
-    const uint32_t a[4] = {pair(weights[0][0], weights[0][1]), pair(weights[0][2], weights[0][3]),
-                           pair(weights[1][0], weights[1][1]), pair(weights[1][2], weights[1][3])};
-#pragma unroll
-    for (int piece = 0; piece < Shape::pieces; piece += 2) {
-      uint32_t b[4];
-      load_transposed(b, values + Shape::at(lane % 16, piece, lane / 16));
-      Products<T>::add(out[piece], a, b[0], b[1]);
-      Products<T>::add(out[piece + 1], a, b[2], b[3]);
-    }
-  }
-
-  __device__ static uint32_t pair(float low, float high) {
-    return uint32_t(narrow<T>(low).bits) | uint32_t(narrow<T>(high).bits) << 16;
-  }
-};
-
-template <>
-struct Products<bf16> : HalfProducts<bf16> {
-  __device__ static void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    product_of_bf16(c, a, b0, b1);
-  }
-};
-
-template <>
-struct Products<f16> : HalfProducts<f16> {
-  __device__ static void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    product_of_f16(c, a, b0, b1);
-  }
-};
-
-// A float32 is two numbers of 11 bits and a rest below 2^-22: three products make a product of it.
-template <>
-struct Products<float> {
-  __device__ static void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    uint32_t high[4], low[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) high[i] = leading(a[i]), low[i] = rest(a[i]);
-    product_of_tf32(c, low, leading(b0), leading(b1));
-    product_of_tf32(c, high, rest(b0), rest(b1));
-    product_of_tf32(c, high, leading(b0), leading(b1));
-  }
-
-  // Keys 2 t and 2 t + 1 stand for t and t + 4 on both sides, so that weights are where the product wants them.
-  template <class Shape>
-  __device__ static void add_values(float (*out)[4], const Scores& weights, const Piece* values) {
-    const int g = lane_id() / 4, t = lane_id() % 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float* w = weights[half];
-      const uint32_t a[4] = {__float_as_uint(w[0]), __float_as_uint(w[2]), __float_as_uint(w[1]),
-                             __float_as_uint(w[3])};
-      const int key = 8 * half + 2 * t;
-#pragma unroll
-      for (int column = 0; column < Shape::pieces / 2; ++column) {
-        const int one = Shape::at(key, 2 * column, g / 4), other = Shape::at(key + 1, 2 * column, g / 4);
-        add(out[column], a, values[one].at[g % 4], values[other].at[g % 4]);
-      }
-    }
-  }
-
-  __device__ static uint32_t leading(uint32_t x) { return (x + 0x1000u) & 0xffffe000u; }
-  __device__ static uint32_t rest(uint32_t x) {
-    return __float_as_uint(__uint_as_float(x) - __uint_as_float(leading(x)));
-  }
-};
-
-// Keys and values of one head of a segment: cached ones, then those of the pass. `which`: 0 for keys, 1 for values.
-template <class T, int SIZE>
-struct Source {
-  const AttendArgs& args;
-  const Segment& segment;
-  T* cache;
-  const T* fresh;
-  const int32_t* pages;
-  int32_t length;
-
-  __device__ Source(const AttendArgs& args, const Segment& segment, int head) : args(args), segment(segment) {
-    cache = reinterpret_cast<T*>(segment.cache) + args.layer * segment.layer_stride + head * segment.head_stride;
-    fresh = static_cast<const T*>(args.heads) + segment.first * args.row_stride +
-            (args.key_heads * args.groups + head) * SIZE;
-    pages = reinterpret_cast<const int32_t*>(segment.pages);
-    length = static_cast<int32_t>(segment.length);
-  }
-
-  __device__ T* cached(int position, int which) const {
-    int64_t place = position;
-    if (pages != nullptr) {
-      const int page = position >> args.page_shift;
-      place = (static_cast<int64_t>(pages[page]) << args.page_shift) + (position - (page << args.page_shift));
-    }
-    return cache + which * args.key_heads * segment.head_stride + place * SIZE;
-  }
-
-  __device__ const T* given(int position, int which) const {
-    return fresh + which * args.key_heads * SIZE + (position - length) * args.row_stride;
-  }
-
-  __device__ const T* at(int position, int which) const {
-    return position < length ? cached(position, which) : given(position, which);
-  }
-};
 
 template <class T, int SIZE>
 struct Attend {
@@ -410,44 +259,6 @@ template <class T, int SIZE>
 __device__ inline void attend(const AttendArgs& args) {
   DYNAMIC_SHARED(Piece, memory);
   Attend<T, SIZE>(args, memory).run();
-}
-
-// Blocks: splits, rows (the most of a segment), query heads by four: a warp for each.
-template <class T, int SIZE>
-__device__ inline void merge_chunks(const AttendArgs& args) {
-  constexpr int width = SIZE >= 4 * kLanes ? 4 : SIZE > kLanes ? SIZE / kLanes : 1;  // columns of a pack
-  constexpr int packs = SIZE > width * kLanes ? SIZE / (width * kLanes) : 1;
-  const Split& split = args.splits[blockIdx.x];
-  const Segment& segment = args.segments[split.segment];
-  const int row = static_cast<int>(blockIdx.y), query_heads = args.key_heads * args.groups;
-  const int query_head = static_cast<int>(blockIdx.z * blockDim.x / kLanes) + warp_id();
-  const int column = lane_id() * width;
-  if (row >= segment.rows || query_head >= query_heads || column >= SIZE) return;  // no barrier follows
-  const int64_t query = row * args.groups + query_head % args.groups;
-  const int64_t stride = static_cast<int64_t>(args.key_heads) * args.queries;
-  int64_t place = (split.first * args.key_heads + query_head / args.groups) * args.queries + query;
-  Softmax whole = Softmax::of_none();
-  float sums[packs][width] = {};
-  for (int64_t slot = 0; slot < split.count; ++slot, place += stride) {
-    const Softmax state = args.states[place];
-    const Softmax both = merged(whole, state);
-    const float before = both.weight(whole.max), now = both.weight(state.max);
-#pragma unroll
-    for (int p = 0; p < packs; ++p) {
-      const auto pack = load_pack<width>(args.sums + place * SIZE + column + p * width * kLanes);
-#pragma unroll
-      for (int i = 0; i < width; ++i) sums[p][i] = sums[p][i] * before + pack.at[i] * now;
-    }
-    whole = both;
-  }
-  T* const out = static_cast<T*>(args.out) + ((segment.first + row) * query_heads + query_head) * SIZE + column;
-#pragma unroll
-  for (int p = 0; p < packs; ++p) {
-    Pack<T, width> pack;
-#pragma unroll
-    for (int i = 0; i < width; ++i) pack.at[i] = narrow<T>(sums[p][i] / whole.sum);
-    store_pack(out + p * width * kLanes, pack);
-  }
 }
 
 #define ATTENTION(type, size)                                                                   \

@@ -2,45 +2,21 @@
 //!
 //! The kernel is `cuda/kernels/attention.cuh`; its structs have their twins here.
 
+mod shape;
+
 use std::ops::Range;
 
 use crate::attention::{Heads, Reach};
 use crate::cuda::{CudaError, Device};
 
-/// Queries that a warp has, and keys that it takes at a time.
-const TILE: usize = 16;
-
-/// Stages of the ring of keys and values in shared memory.
-const STAGES: usize = 4;
+pub use shape::{Element, MOST_ROWS, SIZES};
+use shape::{Shape, TILE, check, entries};
 
 /// Fewer keys are not worth a block of their own.
 const LEAST_KEYS: usize = 128;
 
 /// Blocks that each multiprocessor should get.
 const BLOCKS_EACH: usize = 2;
-
-/// Head sizes that there are instances of; 16 is that of the embedded models.
-pub const SIZES: [usize; 4] = [16, 64, 128, 256];
-
-/// Rows of a request that a pass may have.
-pub const MOST_ROWS: usize = 16;
-
-/// What keys, values and heads are stored in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Element {
-    /// float32
-    Single,
-    /// float16
-    Half,
-    /// bfloat16
-    Brain,
-}
-
-impl Element {
-    fn bytes(self) -> usize {
-        if self == Element::Single { 4 } else { 2 }
-    }
-}
 
 /// One request's rows, and where its cache lies.
 ///
@@ -168,7 +144,8 @@ impl Pass {
         let mut first = 0;
         for request in requests {
             let Request { cache, layer_stride, head_stride, pages, length, rows } = *request;
-            pass.table.extend([cache, layer_stride as u64, head_stride as u64, pages].map(|word| word as i64));
+            pass.table
+                .extend([cache, layer_stride as u64, head_stride as u64, pages].map(|word| word as i64));
             pass.table.extend([length, rows, first].map(|word| word as i64));
             first += rows;
         }
@@ -194,7 +171,8 @@ impl Pass {
         let start = self.table.len();
         for (number, request) in requests.iter().enumerate() {
             let seen = seen(request);
-            let size = seen.len().div_ceil(seen.len().div_ceil(wanted).max(1)).next_multiple_of(2 * TILE).max(1);
+            let size =
+                seen.len().div_ceil(seen.len().div_ceil(wanted).max(1)).next_multiple_of(2 * TILE).max(1);
             let count = seen.len().div_ceil(size);
             for from in seen.clone().step_by(size) {
                 let slot = if count > 1 { (slots + (from - seen.start) / size) as i64 } else { -1 };
@@ -232,12 +210,19 @@ impl Pass {
     /// What `layer` must not be, or what the driver says.
     pub fn layer(&self, device: &Device, stream: u64, layer: &Layer) -> Result<(), CudaError> {
         let Some(way) = self.ways.get(layer.reach) else {
-            return Err(CudaError::Unsuitable(format!("attention has no kind of visibility {}", layer.reach)));
+            return Err(CudaError::Unsuitable(format!(
+                "attention has no kind of visibility {}",
+                layer.reach
+            )));
         };
         if !(layer.row_stride * self.element.bytes()).is_multiple_of(16)
-            || ![layer.input, layer.output, layer.table, layer.workspace].iter().all(|at| at.is_multiple_of(16))
+            || ![layer.input, layer.output, layer.table, layer.workspace]
+                .iter()
+                .all(|at| at.is_multiple_of(16))
         {
-            return Err(CudaError::Unsuitable(format!("attention needs rows at multiples of 16 bytes, found {layer:?}")));
+            return Err(CudaError::Unsuitable(format!(
+                "attention needs rows at multiples of 16 bytes, found {layer:?}"
+            )));
         }
         let Heads { keys, groups, size } = self.heads;
         let word = |at: usize| layer.table + 8 * at as u64;
@@ -276,75 +261,6 @@ impl Pass {
             device.launch(merge, grid, 128, 0, stream, &args)?;
         }
         Ok(())
-    }
-}
-
-/// `Shape` of attention.cuh.
-struct Shape {
-    head_bytes: usize,
-    parts: usize,
-    most_tiles: usize,
-}
-
-impl Shape {
-    fn of(element: Element, size: usize) -> Shape {
-        let head_bytes = size * element.bytes();
-        let (parts, most_tiles) = if head_bytes > 512 { (1, 2) } else { (2, 4) };
-        Shape { head_bytes, parts, most_tiles }
-    }
-
-    /// Bytes of shared memory: queries, then the ring.
-    fn shared(&self, query_tiles: usize) -> usize {
-        TILE * (query_tiles + STAGES * self.parts) * self.head_bytes
-    }
-}
-
-fn check(element: Element, heads: Heads, page: usize, requests: &[Request]) -> Result<(), String> {
-    let Heads { keys, groups, size } = heads;
-    if !SIZES.contains(&size) || keys == 0 || groups == 0 || keys > 65_535 {
-        return Err(format!(
-            "attention got {keys} key heads of {size} numbers for {groups} query heads each: expected heads of one of \
-             {SIZES:?} numbers"
-        ));
-    }
-    if !page.is_power_of_two() || page > 1 << 30 {
-        return Err(format!("attention got pages of {page} positions: expected a power of two"));
-    }
-    for (number, request) in requests.iter().enumerate() {
-        let Request { cache, layer_stride, head_stride, pages, length, rows } = *request;
-        let aligned = [layer_stride, head_stride].iter().all(|stride| (stride * element.bytes()).is_multiple_of(16));
-        if cache == 0 || !cache.is_multiple_of(16) || !aligned || !pages.is_multiple_of(4) {
-            return Err(format!(
-                "request {number} of a pass has its cache at {cache:#x}, layers {layer_stride} and heads {head_stride} \
-                 numbers apart, and pages at {pages:#x}: expected multiples of 16 bytes, and of 4 for the pages"
-            ));
-        }
-        if rows > MOST_ROWS || length + rows > i32::MAX as usize / 2 {
-            return Err(format!(
-                "request {number} of a pass has {rows} rows behind {length} positions: expected at most {MOST_ROWS}, and \
-                 fewer than 2^30 positions"
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// The names of the kernel and of the merge.
-fn entries(element: Element, size: usize) -> (&'static str, &'static str) {
-    macro_rules! sizes {
-        ($name:literal) => {
-            match size {
-                16 => (concat!("attend_", $name, "_d16"), concat!("merge_", $name, "_d16")),
-                64 => (concat!("attend_", $name, "_d64"), concat!("merge_", $name, "_d64")),
-                128 => (concat!("attend_", $name, "_d128"), concat!("merge_", $name, "_d128")),
-                _ => (concat!("attend_", $name, "_d256"), concat!("merge_", $name, "_d256")),
-            }
-        };
-    }
-    match element {
-        Element::Single => sizes!("f32"),
-        Element::Half => sizes!("f16"),
-        Element::Brain => sizes!("bf16"),
     }
 }
 

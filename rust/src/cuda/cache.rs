@@ -86,7 +86,8 @@ fn read(whole: &[u8]) -> Option<Compiled> {
     if hex(&Sha256::digest(body)).as_bytes() != digest {
         return None;
     }
-    let end = if body.first() == Some(&b'\n') { 0 } else { body.windows(2).position(|two| two == b"\n\n")? + 1 };
+    let end =
+        if body.first() == Some(&b'\n') { 0 } else { body.windows(2).position(|two| two == b"\n\n")? + 1 };
     let (lines, cubin) = body.split_at(end);
     let mut resources = Vec::new();
     for line in std::str::from_utf8(lines).ok()?.lines() {
@@ -125,7 +126,8 @@ mod tests {
     use super::*;
 
     fn compiled() -> Compiled {
-        let entry = |entry: &str| Resources { entry: entry.into(), registers: 40, spills: 0, stack: 8, shared: 512 };
+        let entry =
+            |entry: &str| Resources { entry: entry.into(), registers: 40, spills: 0, stack: 8, shared: 512 };
         Compiled { cubin: b"\x7fELF\n\n\0rest".to_vec(), resources: vec![entry("a"), entry("b")] }
     }
 

@@ -183,8 +183,8 @@ impl Device {
         if let Some(found) = self.loaded(entry) {
             return Ok(found);
         }
-        let (unit, entry) = unit_of(entry)
-            .ok_or_else(|| CudaError::Unsuitable(format!("there is no kernel {entry}")))?;
+        let (unit, entry) =
+            unit_of(entry).ok_or_else(|| CudaError::Unsuitable(format!("there is no kernel {entry}")))?;
         let _one_at_a_time = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         if self.loaded(entry).is_none() {
             self.load(unit)?;

@@ -198,7 +198,11 @@ impl Nvrtc {
         // SAFETY: NVRTC answers with a string of its own, which is never freed.
         unsafe {
             let words = (self.functions.nvrtcGetErrorString)(code);
-            if words.is_null() { code.to_string() } else { CStr::from_ptr(words).to_string_lossy().into_owned() }
+            if words.is_null() {
+                code.to_string()
+            } else {
+                CStr::from_ptr(words).to_string_lossy().into_owned()
+            }
         }
     }
 }
@@ -289,7 +293,9 @@ mod tests {
 
     #[test]
     fn architectures_are_written_as_nvrtc_has_them() {
-        for (capability, name) in [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120")] {
+        for (capability, name) in
+            [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120")]
+        {
             assert_eq!(Architecture::of_device(capability).to_string(), name);
             assert_eq!(name.parse(), Ok(Architecture::of_device(capability)));
         }
