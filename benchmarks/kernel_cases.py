@@ -1,9 +1,9 @@
-"""One launch (or a commit, or a plan) of each kernel beside what torch, the core or a library do in its place."""
+"""Attention and linear layers by kernel, beside what torch or another library does in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -70,7 +70,7 @@ class AttentionCase:
         return self._torchs.layer(0, self.rows)
 
     def compare(self) -> tuple[float, float]:
-        """See `Case.compare`."""
+        """The largest difference from torch as a part of the largest number, and what is allowed."""
         return apart(self.run(), self.by_torch()), ROUNDING[self.dtype]
 
     def sdpa(self) -> Callable[[], object]:
@@ -195,4 +195,3 @@ class DeltaCase:
         if not max(states) <= ROUNDING[torch.float32]:  # float32 whatever the activations
             return max(states), ROUNDING[torch.float32]
         return worst, ROUNDING[self.dtype]
-

@@ -1,12 +1,13 @@
-"""The CUDA kernels: what each has to move at the flagship's sizes, whether it agrees with torch and with the core, and
-how near it comes to the bandwidth of a copy.
+"""The CUDA kernels: what each has to move at the flagship's sizes, whether it agrees with torch and with the
+core, and how near it comes to the bandwidth of a copy.
 
     python benchmarks/kernels.py --table [--bandwidth 3350] [--requests 8] [--context 8192]
     python benchmarks/kernels.py [--device cuda] [--json] [--parity]
 
 `--table` needs no GPU. Without it every kernel is compared (`--parity`: and nothing else), then timed at the
-flagship's sizes against a device copy, torch's SDPA and, where it is installed, FlashInfer. `--json` prints one line
-of JSON. On the CPU it needs DSPARK_CUDA_DRIVER, compares small shapes and times nothing. Not yet run on a GPU.
+flagship's sizes against a device copy, torch's SDPA and, where it is installed, FlashInfer. `--json` prints
+one line of JSON. On the CPU it needs DSPARK_CUDA_DRIVER, compares small shapes and times nothing. Not yet run
+on a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ from dspark.target.hybrid.config import DeltaSizes
 from kernel_cases import AttentionCase, DeltaCase
 from sampling_cases import SamplingCase
 
+HALF = torch.bfloat16
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FLAGSHIP = DeltaSizes(
     key_heads=roofline.DELTA_KEY_HEADS,
@@ -42,7 +46,9 @@ Row = dict[str, Any]
 
 def main() -> int:
     """See the module's own words. Exit code 1: a kernel is wrong; 2: there are none here."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--bandwidth", type=float, default=3350.0, help="GB/s, for --table")
     parser.add_argument("--requests", type=int, default=8)
@@ -96,61 +102,78 @@ def judged(kernel: str, what: str, compare: Callable[[], tuple[float, float]]) -
     return {"kernel": kernel, "case": what, "error": error, "allowed": allowed, "ok": error <= allowed}
 
 
+@dataclass
+class Measured:
+    """What is timed: ours, how often it launches what `work` says, and what to compare with, made when its
+    turn comes."""
+
+    work: roofline.Work
+    run: Callable[[], object]
+    launches: int
+    others: Mapping[str, Callable[[], Callable[[], object]]]
+
+
 def bandwidth(choice: Choice, device: torch.device, setting: roofline.Setting) -> Iterator[Row]:
     """Microseconds, and bytes that must move as a part of what a copy moves in that time."""
     copied = copy_bandwidth(device)
     yield {"kernel": "device copy", "GB/s": round(copied)}
-    for work, run, launches, others in measured(choice, device, setting):
-        microseconds = timed(run) / launches
-        row = {
-            "kernel": work.kernel,
-            "shape": work.shape,
-            "µs": round(microseconds, 1),
-            "GB/s": round(work.bytes / microseconds / 1e3),
-            "of a copy": f"{work.bytes / microseconds / 1e3 / copied:.0%}",
-        }
-        for name, make in others.items():
-            try:
-                row[f"{name} µs"] = round(timed(make()) / launches, 1)
-            except (ImportError, RuntimeError, TypeError, ValueError) as error:  # another library's, another release's
-                row[f"{name} µs"] = f"{type(error).__name__}: {error}"[:80]
-        yield row
+    for parts in (attention, delta, sampling):
+        for part in parts(choice, device, setting):
+            yield row(part, copied)
 
 
-def measured(
-    choice: Choice, device: torch.device, s: roofline.Setting
-) -> Iterator[tuple[roofline.Work, Callable[[], object], int, dict[str, Callable[[], Callable[[], object]]]]]:
-    """Work, ours, launches of it in one call, and what to compare with."""
-    half = torch.bfloat16
+def row(part: Measured, copied: float) -> Row:
+    """One line of the table."""
+    microseconds = timed(part.run) / part.launches
+    moved = part.work.bytes / microseconds / 1e3
+    found: Row = {
+        "kernel": part.work.kernel,
+        "shape": part.work.shape,
+        "µs": round(microseconds, 1),
+        "GB/s": round(moved),
+        "of a copy": f"{moved / copied:.0%}",
+    }
+    for name, make in part.others.items():
+        try:
+            found[f"{name} µs"] = round(timed(make()) / part.launches, 1)
+        except Exception as error:  # another library's: it may be absent, or want other words
+            found[f"{name} µs"] = f"{type(error).__name__}: {error}"[:80]
+    return found
+
+
+def attention(choice: Choice, device: torch.device, s: roofline.Setting) -> Iterator[Measured]:
+    """One layer of a verify pass, and one of a draft block."""
+    verify = (roofline.HEADS, roofline.KEY_HEADS, roofline.HEAD_DIM)
+    draft = (roofline.DRAFT_HEADS, roofline.DRAFT_KEY_HEADS, roofline.DRAFT_HEAD_DIM)
     for work, shape, rows, causal in (
-        (
-            roofline.verify_attention(s),
-            (roofline.HEADS, roofline.KEY_HEADS, roofline.HEAD_DIM),
-            s.rows,
-            True,
-        ),
-        (
-            roofline.draft_attention(s),
-            (roofline.DRAFT_HEADS, roofline.DRAFT_KEY_HEADS, roofline.DRAFT_HEAD_DIM),
-            roofline.BLOCK,
-            False,
-        ),
+        (roofline.verify_attention(s), verify, s.rows, True),
+        (roofline.draft_attention(s), draft, roofline.BLOCK, False),
     ):
-        case = AttentionCase(choice, device, half, shape, [(s.context, rows)] * s.requests, causal)
-        yield work, case.run, 1, {"torch": as_it_is(case.by_torch), "SDPA": case.sdpa, "FlashInfer": case.flashinfer}
-        del case
-    delta = DeltaCase(choice, device, half, FLAGSHIP, roofline.LAYERS_DELTA, [s.rows] * s.requests)
-    torchs = {"torch": as_it_is(lambda: delta.rows(1))}
-    yield roofline.delta_rows(s), lambda: delta.rows(0), delta.layers, torchs
-    kept = [s.kept] * s.requests
-    torchs = {"torch": as_it_is(lambda: delta.commit(1, kept))}
-    yield roofline.delta_commit(s), lambda: delta.commit(0, kept), s.requests, torchs
-    del delta
-    sizes = (s.requests, s.rows - 1, roofline.VOCABULARY, roofline.RANK)
-    case = SamplingCase(choice, device, half, *sizes, temperature=0.8)
-    ids = [tokens for tokens, _ in case.chain()]
-    yield roofline.verify_sampling(s), lambda: case.verdict(ids), 1, {}
-    yield roofline.markov_step(s), case.chain, s.rows - 1, {}
+        case = AttentionCase(choice, device, HALF, shape, [(s.context, rows)] * s.requests, causal)
+        others = {"torch": as_it_is(case.by_torch), "SDPA": case.sdpa, "FlashInfer": case.flashinfer}
+        yield Measured(work, case.run, 1, others)
+
+
+def delta(choice: Choice, device: torch.device, s: roofline.Setting) -> Iterator[Measured]:
+    """All linear layers of a pass, and the commits of its requests."""
+    case = DeltaCase(choice, device, HALF, FLAGSHIP, roofline.LAYERS_DELTA, [s.rows] * s.requests)
+    rows, kept = partial(case.rows, 1), [s.kept] * s.requests
+    commit = partial(case.commit, 1, kept)
+    yield Measured(roofline.delta_rows(s), partial(case.rows, 0), case.layers, {"torch": as_it_is(rows)})
+    yield Measured(
+        roofline.delta_commit(s), partial(case.commit, 0, kept), s.requests, {"torch": as_it_is(commit)}
+    )
+
+
+def sampling(choice: Choice, device: torch.device, s: roofline.Setting) -> Iterator[Measured]:
+    """Verdict and chain of a batch, with the copies of their plans and outcomes."""
+    block = s.rows - 1
+    case = SamplingCase(
+        choice, device, HALF, s.requests, block, roofline.VOCABULARY, roofline.RANK, temperature=0.8
+    )
+    ids = [tokens + [0] * (block - len(tokens)) for tokens, _ in case.chain()]
+    yield Measured(roofline.verify_sampling(s), partial(case.verdict, ids), 1, {})
+    yield Measured(roofline.markov_step(s), case.chain, block, {})
 
 
 def as_it_is(run: Callable[[], object]) -> Callable[[], Callable[[], object]]:
@@ -182,7 +205,10 @@ def copy_bandwidth(device: torch.device) -> float:
 
 def report(found: dict[str, list[Row]]) -> str:
     """For a reader."""
-    lines = [f"{'good ' if case['ok'] else 'WRONG'} {case['kernel']}: {case['case']}, {case['error']:.2g}" for case in found["parity"]]
+    lines = []
+    for case in found["parity"]:
+        word = "good " if case["ok"] else "WRONG"
+        lines.append(f"{word} {case['kernel']}: {case['case']}, {case['error']:.2g} of {case['allowed']:.2g}")
     lines += [", ".join(f"{name} {value}" for name, value in row.items()) for row in found["bandwidth"]]
     return "\n".join(lines)
 

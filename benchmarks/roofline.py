@@ -1,7 +1,7 @@
 """What each kernel must read and write, and multiply, at the flagship's sizes: the least time it can take.
 
-Counted from shapes alone: every input once, every output once; what stays in registers, shared memory or the L2
-cache is free. Intensities are f32 operations (a multiplication and an addition are two) per byte.
+Counted from shapes alone: every input once, every output once; what stays in registers, shared memory or the
+L2 cache is free. Intensities are f32 operations (a multiplication and an addition are two) per byte.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ HALF, SINGLE = 2, 4
 
 @dataclass(frozen=True)
 class Setting:
-    """A round: requests, each with `rows` rows to verify (anchor and drafted tokens) of which `kept` stay, over
-    `context` positions."""
+    """A round: requests, each with `rows` rows to verify (anchor and drafted tokens) of which `kept` stay,
+    over `context` positions."""
 
     requests: int = 8
     rows: int = 1 + BLOCK
@@ -96,8 +96,8 @@ def draft_attention(s: Setting) -> Work:
 
 
 def delta_rows(s: Setting) -> Work:
-    """A linear layer between its products: the state once, for queries and keys of all rows; then the scores of
-    rows with each other, and a triangular system per column."""
+    """A linear layer between its products: the state once, for queries and keys of all rows; then the scores
+    of rows with each other, and a triangular system per column."""
     rows = s.requests * s.rows
     read = s.requests * (STATE + (TAPS - 1) * CHANNELS) * SINGLE
     read += rows * (CHANNELS + VALUES + 2 * DELTA_HEADS) * HALF
@@ -123,18 +123,20 @@ def waiting(rows: int) -> int:
 
 
 def verify_sampling(s: Setting) -> Work:
-    """The target's logits of all rows once, the draft's of the drafted tokens once: statistics, the ratio, the
-    draw from the residual."""
+    """The target's logits of all rows once, the draft's of the drafted tokens once: statistics, the ratio,
+    the draw from the residual."""
     rows, drafted = s.requests * s.rows, s.requests * (s.rows - 1)
     read = (rows + drafted) * VOCABULARY * HALF
     return Work("verify sampling", f"vocabulary {VOCABULARY}", 1, read, 8 * rows, 8 * read // HALF)
 
 
 def markov_step(s: Setting) -> Work:
-    """One step of a block's chain: the head's second matrix once for the whole batch, a row of logits each."""
+    """One step of a block's chain: the head's second matrix once for the batch, a row of logits each."""
     read = VOCABULARY * RANK * HALF + s.requests * VOCABULARY * HALF
     operations = s.requests * VOCABULARY * (2 * RANK + 8)
-    return Work("Markov step", f"vocabulary {VOCABULARY}, rank {RANK}", BLOCK, read, 8 * s.requests, operations)
+    return Work(
+        "Markov step", f"vocabulary {VOCABULARY}, rank {RANK}", BLOCK, read, 8 * s.requests, operations
+    )
 
 
 def table(setting: Setting, gigabytes_per_second: float) -> str:

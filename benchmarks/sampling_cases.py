@@ -1,15 +1,15 @@
-"""Verify sampling and Markov chains of a batch by kernels, beside the core's decisions on the same numbers."""
+"""Verify sampling and Markov chains by kernels, beside the core's decisions on the same numbers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from dspark.kernels.sampler import Sampler
 from torch import Tensor
 
 from dspark import SamplingParams, _core
 from dspark.kernels import Choice
-from dspark.kernels.sampler import Sampler
 
 RULE = "rejection"
 
@@ -41,13 +41,17 @@ class SamplingCase:
         last = draw(requests, vocabulary).view(requests, 1, vocabulary)
         self.target = torch.cat((near + 0.5 * draw(requests * block, vocabulary).view_as(near), last), 1)
         self.target = self.target.view(-1, vocabulary)
-        self.heads = {"markov": {"kind": "vanilla", "w1": draw(vocabulary, rank), "w2": draw(vocabulary, rank)}}
+        self.heads = {
+            "markov": {"kind": "vanilla", "w1": draw(vocabulary, rank), "w2": draw(vocabulary, rank)}
+        }
         self.heads["markov"]["w2"] = self.heads["markov"]["w2"] / rank**0.5
         params = SamplingParams(**given).with_defaults({})
         self.params, self.history = [params] * requests, [([1, 2, 3], [4])] * requests
         self.noise = [_core.Noise(1000 + request, 4) for request in range(requests)]
         self.anchors = [request % vocabulary for request in range(requests)]
-        self._there = {name: tensor.to(device) for name, tensor in (("base", self.base), ("target", self.target))}
+        self._there = {
+            name: tensor.to(device) for name, tensor in (("base", self.base), ("target", self.target))
+        }
         moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.heads["markov"].items()}
         self._sampler = Sampler(choice.kernels, device, {"markov": moved})
 
@@ -67,8 +71,8 @@ class SamplingCase:
         return plan.read(self._sampler.run(plan)[0])
 
     def verdict(self, ids: list[list[int]]) -> list[tuple[int, int, bool]]:
-        """Kept tokens and the token behind them, by kernel; and whether a margin was within rounding. Drafts without
-        their Markov bias: another law than the chain's, and a law all the same."""
+        """Kept tokens and the token behind them, by kernel; and whether a margin was within rounding. The
+        draft's law is that without the Markov bias: another than the chain's, and a law all the same."""
         plan = _core.VerifyPlan(
             self._there["target"], ids, self._there["base"], RULE, self.params, self.noise, self.history
         )
@@ -88,7 +92,7 @@ class SamplingCase:
         return _core.accept_batch(self.target, ids, self.base, RULE, self.params, self.noise, self.history)
 
     def differences(self) -> tuple[int, int]:
-        """Chains and verdicts that are not the core's, those within rounding left out; and how many these are."""
+        """Chains and verdicts that are not the core's, without those within rounding; and how many these are."""
         ids = self.core_chain()
         chains = sum(ours != core for (ours, _), core in zip(self.chain(), ids, strict=True))
         ids = [tokens + [0] * (self.block - len(tokens)) for tokens in ids]

@@ -1,4 +1,4 @@
-"""Random passes through Gated-DeltaNet layers: what the kernels get, and a float64 reference of what is right.
+"""Random passes through Gated-DeltaNet layers: what the kernels get, and a float64 reference of what is due.
 
 The reference takes one row after the other, as the rule is written down, and shares nothing with the package.
 """
@@ -95,7 +95,9 @@ class Pass:
 
         state = (self.layers, sizes.key_heads, sizes.key_dim, sizes.groups, sizes.value_dim)
         self.states = [draw(*state) for _ in self.counts]
-        self.convs = [draw(self.layers, sizes.taps - 1, sizes.channels).to(self.dtype).float() for _ in self.counts]
+        self.convs = [
+            draw(self.layers, sizes.taps - 1, sizes.channels).to(self.dtype).float() for _ in self.counts
+        ]
         self.mixed = draw(self.layers, self.rows, sizes.width).to(self.dtype)
         self.weights = [
             Weights(
@@ -154,7 +156,14 @@ def run_rows(host: Launcher, data: Pass) -> None:
 def run_carry(host: Launcher, data: Pass, request: int, kept: int) -> None:
     """The commit of a request's first rows, in all layers."""
     sizes = data.sizes
-    tensors = [data.states[request], data.convs[request], data.inputs, data.keys, data.log_decays, data.updates]
+    tensors = [
+        data.states[request],
+        data.convs[request],
+        data.inputs,
+        data.keys,
+        data.log_decays,
+        data.updates,
+    ]
     args = CarryArgs(*(tensor.data_ptr() for tensor in tensors), data.rows, data.firsts[request], sizes, kept)
     grid = (sizes.value_heads, data.layers, 1)
     shared = 4 * (sizes.key_dim * 20 + 17)
@@ -169,8 +178,8 @@ def threads(sizes: Sizes) -> int:
 
 @dataclass
 class Expected:
-    """Of one request and layer, float64: outputs `[rows, values]`, and what the states are after each number of
-    rows, from none on."""
+    """Of one request and layer, float64: outputs `[rows, values]`, and what the states are after each number
+    of rows, from none on."""
 
     out: Tensor
     states: list[Tensor]

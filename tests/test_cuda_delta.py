@@ -1,4 +1,4 @@
-"""The gated delta rule's kernels, emulated, against float64: rows, commits, and faults planted in the source."""
+"""The gated delta rule's kernels, emulated, against float64: rows, commits, faults planted in the source."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ class DeltaWeights:
             UNIT_EPS,
             shift * shift,
         )
-        """Of what a kernel reads: `[taps, channels]`, per value head twice, `[values]` or 0; and what it adds to
-        squared lengths of queries and keys, and of outputs."""
+        """Of what a kernel reads: `[taps, channels]`, per value head twice, `[values]` or 0; and what it adds
+        to squared lengths of queries and keys, and of outputs."""
 
     def norm_heads(self, out: Tensor) -> Tensor:
         """Outputs `[B, key heads, groups, N, value_dim]` to normed rows `[B * N, values]`."""

@@ -51,8 +51,8 @@ class TorchRecurrence:
 
 
 class KernelRecurrence:
-    """One launch per layer where no request has many rows. Passes that read prompts are torch's: most of their
-    work is in products of matrices."""
+    """One launch per layer where no request has many rows. Passes that read prompts are torch's: most of
+    their work is in products of matrices."""
 
     def __init__(self, kernel: _core.KernelDelta, sizes: DeltaSizes, dtype: torch.dtype) -> None:
         self.how = f"kernel: heads of {sizes.key_dim} and {sizes.value_dim}"
