@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from dspark import DSparkDecoder, SamplingParams
-from dspark.attention import CachedAttention
-from dspark.attention.cache import KVStore
-from dspark.kernels import choose
+from dspark.attention import CachedAttention, KVStore, attention_kernel
+from dspark.kernels import look
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "data" / "qwen3"
 DRAFTS = {"draft-vanilla": "tiny-draft", "draft-rnn": GOLDEN / "draft-rnn"}
@@ -101,10 +100,10 @@ def graphs() -> list[dict[str, Any]]:
         store.length = CONTEXT
         heads = torch.randn(ROWS, HEADS + 2 * KEY_HEADS, HEAD_DIM, dtype=dtype, device=device)
 
+        kernel = attention_kernel(look(device), dtype, [HEAD_DIM])
+
         def make() -> CachedAttention:
-            return CachedAttention(
-                [(store, ROWS)], HEADS, [None] * LAYERS, causal=True, kernels=choose(device)
-            )
+            return CachedAttention([(store, ROWS)], HEADS, [None] * LAYERS, causal=True, kernel=kernel)
 
         attention = make()
 
