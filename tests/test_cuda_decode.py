@@ -74,6 +74,11 @@ def test_a_golden_trace_and_who_did_what(driver: Library, decoder: DSparkDecoder
     assert driver.launches("attend_f32_d16") > before + 100
 
 
+def test_a_golden_trace_of_the_other_head_and_cut(driver: Library) -> None:
+    with decoder_of(RNN_DRAFT, 0.0) as decoder:
+        check_trace(decoder, golden("draft-rnn")[1], 0.0)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", DRAFTS)
 def test_all_golden_traces(driver: Library, name: str) -> None:
