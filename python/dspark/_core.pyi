@@ -232,6 +232,7 @@ class Engine:
         detokenizer: Any | None = None,
         streams: bool = False,
         notify: Callable[[], Any] | None = None,
+        waited: float = 0.0,
     ) -> Ticket: ...
     def close(self) -> None: ...
     def set_policy(

@@ -52,7 +52,7 @@ class Models:
     kernels: Choice = field(default_factory=lambda: Choice(None, "nobody chose"))
     """The CUDA kernels of the models' device."""
     roles: Mapping[str, str] = field(default_factory=dict)
-    """Who does what kernels could do: "kernel" or "torch", and why, by role; the draft's own as "draft ..."."""
+    """Who does what kernels could do, and why, by role; the draft's own as "draft ..."."""
 
     @classmethod
     def load(
@@ -177,7 +177,9 @@ class Models:
     def _kernels(self) -> dict[str, str]:
         """What the CUDA kernels are compiled for, and who does what they could do."""
         core, reason = self.kernels.kernels, self.kernels.reason
-        where = f"none: {reason}" if core is None else f"{core.architecture} by NVRTC {core.nvrtc}: {core.name}"
+        where = (
+            f"none: {reason}" if core is None else f"{core.architecture} by NVRTC {core.nvrtc}: {core.name}"
+        )
         nobody = f"no kernels: {reason}" if core is None else "this model has no place for kernels"
         return {"compiled for": where, **dict.fromkeys(ROLES, nobody), **self.roles}
 

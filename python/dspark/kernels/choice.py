@@ -45,9 +45,9 @@ def choose(device: torch.device) -> _core.Kernels | None:
 def look(device: torch.device) -> Choice:
     """The choice for `device`, made once and kept.
 
-    A GPU has kernels unless `$DSPARK_KERNELS` is "off" or something fails, which is one `KernelWarning`. A CPU
-    has some only where `$DSPARK_CUDA_DRIVER` names a stand-in for the driver, whose device memory is ordinary
-    memory; that is for tests.
+    A GPU has kernels unless `$DSPARK_KERNELS` is "off" or something fails, which is one `KernelWarning`. A
+    CPU has some only where `$DSPARK_CUDA_DRIVER` names a stand-in for the driver, whose device memory is
+    ordinary memory; that is for tests.
     """
     key = (str(device), *(os.environ.get(name) for name in _VARIABLES))
     with _guard:
@@ -72,7 +72,9 @@ def _look(device: torch.device) -> Choice:
 
 
 def _open(device: torch.device, driver: str) -> _core.Kernels:
-    index = 0 if device.type == "cpu" else torch.cuda.current_device() if device.index is None else device.index
+    index = (
+        0 if device.type == "cpu" else torch.cuda.current_device() if device.index is None else device.index
+    )
     out = torch.zeros(2 * 64, dtype=torch.int64, device=device)
     kernels = _core.Kernels(driver, find_nvrtc(), kernel_cache(), index)
     kernels.probe(out.data_ptr(), 2, 5, stream(device))
