@@ -92,7 +92,7 @@ class SamplingCase:
         return _core.accept_batch(self.target, ids, self.base, RULE, self.params, self.noise, self.history)
 
     def differences(self) -> tuple[int, int]:
-        """Chains and verdicts that are not the core's, without those within rounding; and how many these are."""
+        """Chains and verdicts unlike the core's, close margins aside, and how many of those there are."""
         ids = self.core_chain()
         chains = sum(ours != core for (ours, _), core in zip(self.chain(), ids, strict=True))
         ids = [tokens + [0] * (self.block - len(tokens)) for tokens in ids]

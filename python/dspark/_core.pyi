@@ -130,6 +130,62 @@ class Kernels:
     def prepare(self, entries: Sequence[str]) -> None: ...
     def probe(self, out: int, blocks: int, start: int, stream: int) -> None: ...
 
+_Launch = tuple[str, tuple[int, int, int], int, bytes]
+_History = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+@final
+class VerifyPlan:
+    """The acceptance of a batch by kernels: a table for the device, scratch memory there, launches, an outcome."""
+
+    def __new__(
+        cls,
+        target_logits: Any,
+        draft_ids: Sequence[Sequence[int]],
+        draft_logits: Any | tuple[ChainPlan, int, int, Sequence[int]] | None,
+        rule: str,
+        params: Sequence[SamplingParams],
+        noise: Sequence[Noise],
+        history: _History,
+    ) -> VerifyPlan: ...
+    @property
+    def table(self) -> bytes: ...
+    @property
+    def scratch(self) -> int: ...
+    @property
+    def result(self) -> tuple[int, int]: ...
+    def launches(self, table: int, scratch: int, threads: int | None = None) -> list[_Launch]: ...
+    def run(self, kernels: Kernels, table: int, scratch: int, stream: int) -> None: ...
+    def read(self, result: bytes) -> list[tuple[int, int, bool]]: ...
+
+@final
+class ChainPlan:
+    """Markov chains of a batch by kernels, as `VerifyPlan`."""
+
+    def __new__(
+        cls,
+        anchors: Sequence[int],
+        base_logits: Any,
+        hidden: Any | None,
+        heads: dict[str, Any],
+        rule: str,
+        params: Sequence[SamplingParams],
+        noise: Sequence[Noise],
+        history: _History,
+        *,
+        gamma: int,
+        limit: int | None = None,
+        threshold: float | None = None,
+    ) -> ChainPlan: ...
+    @property
+    def table(self) -> bytes: ...
+    @property
+    def scratch(self) -> int: ...
+    @property
+    def result(self) -> tuple[int, int]: ...
+    def launches(self, table: int, scratch: int, threads: int | None = None) -> list[_Launch]: ...
+    def run(self, kernels: Kernels, table: int, scratch: int, stream: int) -> None: ...
+    def read(self, result: bytes) -> list[tuple[list[int], list[float]]]: ...
+
 @final
 class KernelAttention:
     """Attention of one pass by kernel: rows of several requests over their caches; by address."""

@@ -11,6 +11,7 @@ mod driver;
 mod error;
 mod library;
 mod nvrtc;
+pub mod sampling;
 pub mod units;
 
 pub use cache::Cache;

@@ -1,5 +1,7 @@
 //! The sources of the kernels, as they are embedded.
 
+use super::sampling;
+
 /// A translation unit: what NVRTC compiles at once.
 #[derive(Debug)]
 pub struct Unit {
@@ -33,6 +35,15 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("online_softmax.cuh", kernels!("online_softmax.cuh")),
     ("reach.cuh", kernels!("reach.cuh")),
     ("warp_matrix.cuh", kernels!("warp_matrix.cuh")),
+    ("planted.cuh", kernels!("planted.cuh")),
+    ("philox.cuh", kernels!("philox.cuh")),
+    ("rows.cuh", kernels!("rows.cuh")),
+    ("weights.cuh", kernels!("weights.cuh")),
+    ("edits.cuh", kernels!("edits.cuh")),
+    ("cut.cuh", kernels!("cut.cuh")),
+    ("law.cuh", kernels!("law.cuh")),
+    ("judge.cuh", kernels!("judge.cuh")),
+    ("chain.cuh", kernels!("chain.cuh")),
 ];
 
 /// Every unit.
@@ -95,6 +106,8 @@ pub const UNITS: &[Unit] = &[
         source: kernels!("gated_delta_bf16.cu"),
         entries: &["delta_rows_bf16_r4", "delta_rows_bf16_r8", "delta_rows_bf16_r16", "delta_carry_bf16"],
     },
+    Unit { name: "sampling", source: kernels!("sampling.cu"), entries: sampling::VERIFY_ENTRIES },
+    Unit { name: "chain", source: kernels!("chain.cu"), entries: sampling::CHAIN_ENTRIES },
 ];
 
 /// The unit that has this entry, and the entry's name in it.

@@ -3,12 +3,15 @@
 mod attention;
 mod cuda;
 mod decide;
+mod device_heads;
 mod engine;
 mod errors;
 mod openmp;
 mod params;
 mod product;
 mod runner;
+mod sampler;
+mod sampling;
 mod schedule;
 mod tensors;
 mod ticket;
@@ -34,6 +37,8 @@ mod _core {
     use super::engine::PyEngine;
     #[pymodule_export]
     use super::product::PyProduct;
+    #[pymodule_export]
+    use super::sampling::{PyChain, PyVerify};
     #[pymodule_export]
     use super::schedule::{PyCalibration, PyCostTable, plan_lengths, threshold_prefix};
     #[pymodule_export]
