@@ -73,7 +73,7 @@ class Case:
 
         # One column more than there are heads: rows may be apart.
         self.heads = numbers(self.rows, heads + 1, self.size)
-        self.heads[:, : self.query_heads] *= 0.3
+        self.heads[:, : self.query_heads] *= 2.4 * self.size**-0.5
         self.heads[:, -1] = float("nan")
         self.cached = [numbers(2 * self.key_heads, length, self.size) for length, _ in self.requests]
         self.out = torch.full((self.rows, self.query_heads, self.size), float("nan"), dtype=self.dtype)
