@@ -220,13 +220,8 @@ class Case:
         name = f"{NAMES[self.dtype]}_d{self.size}"
         grid = (len(chunks), self.key_heads, -(-tiles // each))
         shared = TILE * (each + STAGES * parts) * head_bytes
-        memory = [
-            self.heads,
-            self.out,
-            *made,
-            *{id(pool): pool for pool in self.pools}.values(),
-            *self.tables,
-        ]
+        pools = {id(pool): pool for pool in self.pools}.values()
+        memory = [each for each in (self.heads, self.out, *made, *pools, *self.tables) if each.numel()]
         host.launch(f"attend_{name}", grid, 32 * parts * each, args, memory, shared)
         if splits:
             merge = (len(splits), max(rows for _, rows in self.requests), -(-self.query_heads // 4))
