@@ -20,7 +20,7 @@ from dspark.kernels import Choice, look
 
 CPU = torch.device("cpu")
 LAYERS, KEY_HEADS, QUERY_HEADS = 2, 2, 6
-TOLERANCE = {torch.float32: 5e-6, torch.float16: 8e-3, torch.bfloat16: 6e-2}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 
 
 @pytest.fixture
@@ -70,6 +70,7 @@ def test_a_pass_equals_torchs(driver: Library, dtype: torch.dtype, size: int, ho
     assert kernel.kernels is not None and kernel.how.startswith("kernel: ")
     torch.manual_seed(1)
     wide = (0.4 * torch.randn(19, QUERY_HEADS + 2 * KEY_HEADS + 3, size)).to(dtype)
+    wide[:, :QUERY_HEADS] *= 6 * size**-0.5
     heads = wide[:, : QUERY_HEADS + 2 * KEY_HEADS]
     name = kernel_name(dtype, size)
     before = driver.launches(f"attend_{name}"), driver.launches(f"merge_{name}")
