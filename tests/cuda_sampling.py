@@ -62,9 +62,7 @@ class Batch:
     def differences(self, rule: str, launcher: Launcher, threads: int | None = 64) -> tuple[int, int]:
         """How many verdicts differ although no margin was within rounding, and how many margins were."""
         found, expected = self.by_kernel(rule, launcher, threads), self.by_core(rule)
-        wrong = sum(
-            kernel[:2] != core for kernel, core in zip(found, expected, strict=True) if not kernel[2]
-        )
+        wrong = sum(kernel[:2] != core for kernel, core in zip(found, expected, strict=True) if not kernel[2])
         return wrong, sum(close for _, _, close in found)
 
 
@@ -96,9 +94,7 @@ PARAMS: tuple[dict[str, Any], ...] = (
 )
 
 
-def rows(
-    generator: torch.Generator, count: int, vocabulary: int, style: str, dtype: torch.dtype
-) -> Tensor:
+def rows(generator: torch.Generator, count: int, vocabulary: int, style: str, dtype: torch.dtype) -> Tensor:
     """Logits of one kind."""
     wild = torch.randn(count, vocabulary, generator=generator) * 3
     if style == "ties":

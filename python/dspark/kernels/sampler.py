@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dspark import _core
-from dspark.kernels.choose import Choice, prepare, stream
+from dspark.kernels.choice import Choice, prepare, stream
 
 ROLE = "sampling"
 MOST_RANK = 1024
@@ -53,7 +53,9 @@ def sampling_role(choice: Choice, dtypes: set[torch.dtype], rank: int) -> str:
         return "core: the kernels read float32, float16 and bfloat16, not float64"
     if rank > MOST_RANK:
         return f"core: a Markov head of rank {rank}, and the kernels hold {MOST_RANK}"
-    entries = [entry for unit, names in _core.kernel_units() if unit in ("sampling", "chain") for entry in names]
+    entries = [
+        entry for unit, names in _core.kernel_units() if unit in ("sampling", "chain") for entry in names
+    ]
     if (reason := prepare(choice.kernels, ROLE, entries)) is not None:
         return f"core: {reason}"
-    return "kernel; core for the rule \"block\", log-probabilities and markov_candidates"
+    return 'kernel; core for the rule "block", log-probabilities and markov_candidates'
