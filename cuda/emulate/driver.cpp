@@ -238,6 +238,13 @@ int cuGetErrorString(int code, const char** text) {
   return 0;
 }
 
+// For tests: how often a function above was called since DSPARK_STANDIN_FAIL was last changed.
+long standin_calls(const char* function) {
+  std::lock_guard lock(state.guard);
+  const auto found = state.calls.find(function);
+  return found == state.calls.end() ? 0 : found->second;
+}
+
 // For tests: how often an entry was launched through the calls above.
 long standin_launches(const char* entry) {
   std::lock_guard lock(state.guard);

@@ -10,6 +10,8 @@ __all__ = [
     "Calibration",
     "CostTable",
     "Engine",
+    "KernelAttention",
+    "KernelDelta",
     "Kernels",
     "Noise",
     "Product",
@@ -185,6 +187,65 @@ class ChainPlan:
     def read(self, result: bytes) -> list[tuple[list[int], list[float]]]: ...
 
 @final
+class KernelAttention:
+    """Attention of one pass by kernel: rows of several requests over their caches; by address."""
+
+    def __new__(
+        cls,
+        kernels: Kernels,
+        dtype: str,
+        key_heads: int,
+        query_heads: int,
+        head_dim: int,
+        segments: list[tuple[int, int, int, int, int]],
+        reaches: list[tuple[bool, int, bool]],
+        stream: int,
+    ) -> KernelAttention: ...
+    @property
+    def table(self) -> list[int]: ...
+    @property
+    def workspace(self) -> int: ...
+    def layer(
+        self,
+        index: int,
+        reach: int,
+        input: int,
+        row_stride: int,
+        output: int,
+        table: int,
+        workspace: int,
+    ) -> None: ...
+
+# Requests, most rows of one, rows; addresses: table, inputs, keys, log decays, updates.
+_DeltaBatch: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+# Addresses: taps, rate, time bias, head weight or 0; added to squared lengths of keys, of outputs.
+_DeltaWeights: TypeAlias = tuple[int, int, int, int, float, float]
+
+@final
+class KernelDelta:
+    """The gated delta rule of a model's linear layers by kernel; by address."""
+
+    MOST_ROWS: Final[int]
+    def __new__(
+        cls,
+        kernels: Kernels,
+        dtype: str,
+        key_heads: int,
+        groups: int,
+        key_dim: int,
+        value_dim: int,
+        taps: int,
+    ) -> KernelDelta: ...
+    @property
+    def entries(self) -> list[str]: ...
+    def rows(
+        self, batch: _DeltaBatch, weights: _DeltaWeights, layer: int, mixed: int, out: int, stream: int
+    ) -> None: ...
+    def carry(
+        self, batch: _DeltaBatch, layers: int, first: int, count: int, conv: int, state: int, stream: int
+    ) -> None: ...
+
+@final
 class Ticket:
     """A submitted request. Dropping it cancels the request."""
 
@@ -227,6 +288,7 @@ class Engine:
         detokenizer: Any | None = None,
         streams: bool = False,
         notify: Callable[[], Any] | None = None,
+        waited: float = 0.0,
     ) -> Ticket: ...
     def close(self) -> None: ...
     def set_policy(

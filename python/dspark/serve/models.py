@@ -53,7 +53,7 @@ class Models:
     kernels: Choice = field(default_factory=lambda: Choice(None, "nobody chose"))
     """The CUDA kernels of the models' device."""
     roles: Mapping[str, str] = field(default_factory=dict)
-    """Who does what kernels could do: "kernel" or "torch", and why, by role; the draft's own as "draft ..."."""
+    """Who does what kernels could do, and why, by role; the draft's own as "draft ..."."""
 
     @classmethod
     def load(

@@ -114,7 +114,7 @@ class Runner:
         cache.advance(len(part))
         if taps is not None:
             # The first token does not wait for the draft's context.
-            self._feed.take([(request, taps)])
+            self._feed.take(taps, [(request, 0, len(part))])
         return logits
 
     def feed(self, ids: list[int]) -> None:
@@ -153,16 +153,17 @@ class Runner:
         for request, _ in self._verified:
             if request not in keep and (cache := self._caches.get(request)) is not None:
                 cache.advance(0)  # it ended, and its caches are kept: nothing of its last pass stays
+                self._feed.end(request)
         taps, self._verified_taps = self._verified_taps, None
         drafted, self._drafted = self._drafted, set()
         if taps is None:
             return
-        rows, start = [], 0
+        parts, start = [], 0
         for request, length in self._verified:
             if request in keep and request in self._feed.contexts:
-                rows.append((request, taps[start : start + keep[request]]))
+                parts.append((request, start, keep[request]))
             start += length
-        self._feed.take(rows, now=drafted)
+        self._feed.take(taps, parts, now=drafted)
 
     def release(self, ids: list[int]) -> None:
         """Forgets requests."""

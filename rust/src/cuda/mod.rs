@@ -3,7 +3,9 @@
 //! The driver and NVRTC are libraries that are looked for at run time, so that one wheel serves machines with and without
 //! a GPU. [`units`] lists the sources, which are embedded; a [`Device`] loads what is asked for.
 
+pub mod attention;
 mod cache;
+pub mod delta;
 mod device;
 mod driver;
 mod error;

@@ -22,6 +22,19 @@ macro_rules! kernels {
 /// What units include, by name.
 pub const HEADERS: &[(&str, &str)] = &[
     ("device.cuh", kernels!("device.cuh")),
+    ("gated_delta.cuh", kernels!("gated_delta.cuh")),
+    ("gated_delta_entries.cuh", kernels!("gated_delta_entries.cuh")),
+    ("delta_carry.cuh", kernels!("delta_carry.cuh")),
+    ("delta_inputs.cuh", kernels!("delta_inputs.cuh")),
+    ("delta_rows.cuh", kernels!("delta_rows.cuh")),
+    ("async_copy.cuh", kernels!("async_copy.cuh")),
+    ("attention.cuh", kernels!("attention.cuh")),
+    ("attention_args.cuh", kernels!("attention_args.cuh")),
+    ("attention_merge.cuh", kernels!("attention_merge.cuh")),
+    ("attention_products.cuh", kernels!("attention_products.cuh")),
+    ("online_softmax.cuh", kernels!("online_softmax.cuh")),
+    ("reach.cuh", kernels!("reach.cuh")),
+    ("warp_matrix.cuh", kernels!("warp_matrix.cuh")),
     ("planted.cuh", kernels!("planted.cuh")),
     ("philox.cuh", kernels!("philox.cuh")),
     ("rows.cuh", kernels!("rows.cuh")),
@@ -36,6 +49,63 @@ pub const HEADERS: &[(&str, &str)] = &[
 /// Every unit.
 pub const UNITS: &[Unit] = &[
     Unit { name: "probe", source: kernels!("probe.cu"), entries: &["probe"] },
+    Unit {
+        name: "attention_f32",
+        source: kernels!("attention_f32.cu"),
+        entries: &[
+            "attend_f32_d16",
+            "merge_f32_d16",
+            "attend_f32_d64",
+            "merge_f32_d64",
+            "attend_f32_d128",
+            "merge_f32_d128",
+            "attend_f32_d256",
+            "merge_f32_d256",
+        ],
+    },
+    Unit {
+        name: "attention_f16",
+        source: kernels!("attention_f16.cu"),
+        entries: &[
+            "attend_f16_d16",
+            "merge_f16_d16",
+            "attend_f16_d64",
+            "merge_f16_d64",
+            "attend_f16_d128",
+            "merge_f16_d128",
+            "attend_f16_d256",
+            "merge_f16_d256",
+        ],
+    },
+    Unit {
+        name: "attention_bf16",
+        source: kernels!("attention_bf16.cu"),
+        entries: &[
+            "attend_bf16_d16",
+            "merge_bf16_d16",
+            "attend_bf16_d64",
+            "merge_bf16_d64",
+            "attend_bf16_d128",
+            "merge_bf16_d128",
+            "attend_bf16_d256",
+            "merge_bf16_d256",
+        ],
+    },
+    Unit {
+        name: "gated_delta_f32",
+        source: kernels!("gated_delta_f32.cu"),
+        entries: &["delta_rows_f32_r4", "delta_rows_f32_r8", "delta_rows_f32_r16", "delta_carry_f32"],
+    },
+    Unit {
+        name: "gated_delta_f16",
+        source: kernels!("gated_delta_f16.cu"),
+        entries: &["delta_rows_f16_r4", "delta_rows_f16_r8", "delta_rows_f16_r16", "delta_carry_f16"],
+    },
+    Unit {
+        name: "gated_delta_bf16",
+        source: kernels!("gated_delta_bf16.cu"),
+        entries: &["delta_rows_bf16_r4", "delta_rows_bf16_r8", "delta_rows_bf16_r16", "delta_carry_bf16"],
+    },
     Unit { name: "sampling", source: kernels!("sampling.cu"), entries: sampling::VERIFY_ENTRIES },
     Unit { name: "chain", source: kernels!("chain.cu"), entries: sampling::CHAIN_ENTRIES },
 ];

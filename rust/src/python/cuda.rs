@@ -1,5 +1,8 @@
 //! The CUDA kernels over torch's memory.
 
+pub mod attention;
+pub mod delta;
+
 use std::path::PathBuf;
 
 use pyo3::prelude::*;

@@ -24,6 +24,10 @@ mod _core {
     #[pymodule_export]
     use super::attention::PyAttention;
     #[pymodule_export]
+    use super::cuda::attention::PyKernelAttention;
+    #[pymodule_export]
+    use super::cuda::delta::PyKernelDelta;
+    #[pymodule_export]
     use super::cuda::{PyKernels, compile_kernels, kernel_architecture, kernel_units};
     #[pymodule_export]
     use super::decide::{PyNoise, PyUniforms};
