@@ -74,7 +74,7 @@ def guarded(part: Callable[[str], Outcome], device: str) -> Outcome:
     try:
         return part(device)
     except Exception as error:  # the other parts are wanted all the same
-        return {"ok": False, "said": f"{type(error).__name__}: {error}"}
+        return {"ok": False, "said": " ".join(f"{type(error).__name__}: {error}".split())}
 
 
 def kernels_load(device: str) -> Outcome:
@@ -115,7 +115,10 @@ def sanitizer(tool: str) -> Callable[[str], Outcome]:
     def run(device: str) -> Outcome:
         program = shutil.which("compute-sanitizer")
         if program is None or device != "cuda":
-            return {"ok": None, "said": "compute-sanitizer is not installed" if program is None else "needs a GPU"}
+            return {
+                "ok": None,
+                "said": "compute-sanitizer is not installed" if program is None else "needs a GPU",
+            }
         words = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, str(HERE / "kernels.py")]
         done = subprocess.run(
             [*words, "--device", device, "--parity", "--json"],
@@ -137,9 +140,9 @@ def traces_and_rounds(device: str) -> Outcome:
 
 
 def json_of(words: list[str]) -> Any:
-    """What a program prints as its last line, as JSON; raises with its last words if it fails."""
+    """What a program prints as its last line, as JSON; raises with its last words if there is none."""
     done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode != 0:
+    if done.returncode not in (0, 1) or not done.stdout.strip():
         raise RuntimeError(done.stderr.strip()[-500:] or f"exit code {done.returncode}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -147,7 +150,10 @@ def json_of(words: list[str]) -> Any:
 def table(results: dict[str, Any]) -> str:
     """The results for a reader."""
     words = {True: "good", False: "WRONG", None: "not done"}
-    lines = [f"dspark {results['dspark']}, torch {results['torch']}, {results['device']}, {results['kernels']}", ""]
+    lines = [
+        f"dspark {results['dspark']}, torch {results['torch']}, {results['device']}, {results['kernels']}",
+        "",
+    ]
     lines += ["| part | outcome | |", "|---|---|---|"]
     lines += [f"| {name} | {words[part['ok']]} | {part['said']} |" for name, part in results["parts"].items()]
     bandwidth = results["parts"].get("parity and bandwidth", {}).get("bandwidth", [])

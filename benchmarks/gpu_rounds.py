@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_rounds.py --device cuda
 
-The loop does not capture graphs itself: what they could save is measured on the attention of a verify pass, whose
-launches are captured once and replayed. Not yet run on a GPU.
+The loop does not capture graphs itself: what they could save is measured on the attention of a verify pass,
+whose launches are captured once and replayed. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from dspark import DSparkDecoder, SamplingParams
-from dspark.attention import CachedAttention
-from dspark.attention.cache import KVStore
-from dspark.kernels import choose
+from dspark.attention import CachedAttention, KVStore, attention_kernel
+from dspark.kernels import look
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "data" / "qwen3"
 DRAFTS = {"draft-vanilla": "tiny-draft", "draft-rnn": GOLDEN / "draft-rnn"}
@@ -30,7 +29,9 @@ ROWS, CONTEXT = 8, 4096
 
 def main() -> None:
     """Prints what was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def traces(name: str, device: str, most: int | None) -> list[str | None]:
-    """For each golden run: None if the text and what every round verified are the reference's, else where not."""
+    """For each golden run: None if text and rounds are the reference's, else the first difference."""
     found: list[str | None] = []
     rows = json.loads((GOLDEN / name / "golden" / "trace.json").read_text())[:most]
     for threshold in sorted({run["confidence_threshold"] for row in rows for run in row["runs"]}):
@@ -63,7 +64,7 @@ def traces(name: str, device: str, most: int | None) -> list[str | None]:
 
 
 def first_difference(where: str, run: dict[str, Any], result: Any) -> str | None:
-    """The first token or round that is not the reference's; the last rounds, which end at the limit, aside."""
+    """The first token or round that is not the reference's. The last rounds end at the limit."""
     for place, (ours, theirs) in enumerate(zip(result.token_ids, run["output_ids"], strict=True)):
         if ours != theirs:
             return f"{where}: token {place} is {ours}, not {theirs}"
@@ -99,8 +100,10 @@ def graphs() -> list[dict[str, Any]]:
         store.length = CONTEXT
         heads = torch.randn(ROWS, HEADS + 2 * KEY_HEADS, HEAD_DIM, dtype=dtype, device=device)
 
+        kernel = attention_kernel(look(device), dtype, [HEAD_DIM])
+
         def make() -> CachedAttention:
-            return CachedAttention([(store, ROWS)], HEADS, [None] * LAYERS, causal=True, kernels=choose(device))
+            return CachedAttention([(store, ROWS)], HEADS, [None] * LAYERS, causal=True, kernel=kernel)
 
         attention = make()
 
@@ -109,7 +112,7 @@ def graphs() -> list[dict[str, Any]]:
                 attention.layer(index, heads)
 
         launched = timed(pass_)
-        # Kernels of ours run on torch's current stream at the time when a pass begins: the one that is captured.
+        # Our kernels run on torch's current stream at the time when a pass begins: the one that is captured.
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

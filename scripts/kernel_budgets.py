@@ -1,4 +1,4 @@
-"""Writes cuda/budgets.toml anew: the registers that every kernel uses now, rounded up to what the hardware hands out."""
+"""Writes cuda/budgets.toml anew: the registers that kernels use now, in whole eights."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ STEP = 8
 """Registers are given to threads in eights."""
 
 HEAD = """\
-# Registers of a thread that each kernel may use, by architecture. tests/test_cuda_compile.py holds them to it, so that
-# growth is seen; `python scripts/kernel_budgets.py` writes what they use now, rounded up to a multiple of 8.
+# Registers of a thread that each kernel may use, by architecture. tests/test_cuda_compile.py holds them to
+# it, so that growth is seen; `python scripts/kernel_budgets.py` writes what they use now, in whole eights.
 """
 
 

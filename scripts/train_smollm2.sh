@@ -17,7 +17,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 RUN=${RUN:-$HOME/.cache/dspark/training/smollm2}
 STEPS=${STEPS:-11000}
-PROMPTS=${PROMPTS:-4992}
+PROMPTS=${PROMPTS:-9984}
 read -r -a files <<<"${DATA:?name the conversations: DATA="a.safetensors b.safetensors"}"
 
 mkdir -p "$RUN"
@@ -28,7 +28,7 @@ common=(
 if [ "$PROMPTS" -gt 0 ]; then
   common+=(
     --self-prompts "$PROMPTS" --openers scripts/openers.txt
-    --temperature 0.6 1.0 --top-p 0.95 --max-tokens 288 --batch-size 32
+    --temperature 0.6 1.0 --top-p 0.95 --max-tokens 288 --batch-size 96
   )
 fi
 exec nice -n "${NICE:-19}" "$PYTHON" -m dspark.cli train "${common[@]}" \
@@ -36,6 +36,6 @@ exec nice -n "${NICE:-19}" "$PYTHON" -m dspark.cli train "${common[@]}" \
   --vocabulary "${VOCABULARY:-12288}" --markov-rank 64 --lean \
   --anchors 96 --sequences 4 --micro-batch 4 --steps "$STEPS" \
   --learning-rate "${RATE:-1.2e-3}" --muon --warmup 0.02 --early-ce 0.5 \
-  --cache "${CACHE:-$RUN/states}" --cache-limit "${CACHE_GB:-24}" \
+  --cache "${CACHE:-$RUN/states}" --cache-limit "${CACHE_GB:-34}" \
   --report-every 50 --evaluate-every 1000 --checkpoint-minutes 10 --held-out-sequences 32 \
   ${HOURS:+--stop-after "$HOURS"} ${EXTRA:-}

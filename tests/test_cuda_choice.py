@@ -123,7 +123,7 @@ NVRTC_STEPS = {
     "nvrtcGetNumSupportedArchs": "nvrtcGetNumSupportedArchs answered",
     "nvrtcGetSupportedArchs": "nvrtcGetSupportedArchs answered",
     "nvrtcCreateProgram": "nvrtcCreateProgram answered",
-    "nvrtcCompileProgram": "kernels of probe do not compile for sm_90a: device.cuh(1): error: planted of more than one",
+    "nvrtcCompileProgram": "probe do not compile for sm_90a: device.cuh(1): error: planted of more than one",
     "nvrtcGetProgramLogSize": "nvrtcGetProgramLogSize answered",
     "nvrtcGetProgramLog": "nvrtcGetProgramLog answered",
     "nvrtcGetCUBINSize": "nvrtcGetCUBINSize answered",
@@ -156,16 +156,17 @@ DRIVER_STEPS = (
     "cuLaunchKernel",
 )
 HARMLESS = ("cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2", "cuModuleUnload")
-WORDS = ("cuGetErrorName", "cuGetErrorString")
 
 
 @pytest.mark.parametrize("function", DRIVER_STEPS)
 def test_every_call_of_the_driver_may_fail(
     function: str, driver: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """At each of its calls in turn: one warning that names the call and the code, no crash, and the next try works."""
+    """At each of its calls in turn: one warning that names call and code, no crash, and the next try
+    works."""
     kernels = choose_anew()
-    kernels.probe(torch.zeros(64, dtype=torch.int64).data_ptr(), 1, 0, 0)
+    out = torch.zeros(64, dtype=torch.int64)
+    kernels.probe(out.data_ptr(), 1, 0, 0)
     calls = driver.calls(function)
     assert calls > 0
     for number in range(1, calls + 1):
@@ -178,7 +179,9 @@ def test_every_call_of_the_driver_may_fail(
 
 
 @pytest.mark.parametrize("function", HARMLESS)
-def test_a_failure_to_tidy_up_is_none(function: str, driver: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_to_tidy_up_is_none(
+    function: str, driver: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DSPARK_STANDIN_FAIL", f"{function}:1:1")
     for _ in range(2):
         kernels = choose_anew()
@@ -193,16 +196,12 @@ def test_a_failure_to_tidy_up_is_none(function: str, driver: Library, monkeypatc
     assert driver.calls(function) > 0
 
 
-@pytest.mark.parametrize("function", WORDS)
-def test_an_error_without_words_is_still_said(
-    function: str, driver: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_without_words_is_still_said(driver: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = choose_anew()
     kernels.prepare(["probe"])
     monkeypatch.setenv("DSPARK_STANDIN_FAIL", "cuLaunchKernel:1:9999")
-    with pytest.raises(KernelError, match="launching kernel probe: cuLaunchKernel answered error 9999$"):
+    with pytest.raises(KernelError, match=r"launching kernel probe: cuLaunchKernel answered error 9999$"):
         kernels.probe(0, 1, 1, 0)
-    assert driver.calls(function) == 1
 
 
 def test_a_kernel_that_cannot_be_prepared_is_one_warning(
@@ -210,7 +209,9 @@ def test_a_kernel_that_cannot_be_prepared_is_one_warning(
 ) -> None:
     kernels = choose_anew()
     assert prepare(kernels, "attention", ["probe"]) is None
-    with pytest.warns(KernelWarning, match="no CUDA kernels for attention, torch's operations are used: there is no"):
+    with pytest.warns(
+        KernelWarning, match="no CUDA kernels for attention, torch's operations are used: there is no"
+    ):
         assert prepare(kernels, "attention", ["nobody"]) == "there is no kernel nobody"
 
 
@@ -218,7 +219,6 @@ def test_a_kernel_whose_work_torch_does_not_see(
     driver: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DSPARK_KERNEL_CACHE", str(tmp_path))
-    monkeypatch.setattr("dspark.kernels.choose.stream", lambda device: 0)
     zeros = torch.zeros
 
     def elsewhere(*size: int, **options: object) -> torch.Tensor:

@@ -1,9 +1,8 @@
-"""Every kernel for every architecture by torch's NVRTC: no spills, registers within `cuda/budgets.toml`; the cache."""
+"""Every kernel for every architecture by torch's NVRTC: no spills, registers within budgets; the cache."""
 
 from __future__ import annotations
 
 import json
-import os
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -115,7 +114,7 @@ def test_the_command_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
     nvrtc()
     code, out, _ = run("kernels", "--arch", "sm_80", "sm_90a", "--json")
     found = json.loads(out)
-    assert code == 0 and os.path.samefile(found["nvrtc"], nvrtc())
+    assert code == 0 and Path(found["nvrtc"]).samefile(nvrtc())
     entries = [(one["entry"], one["architecture"]) for one in found["kernels"]]
     assert sorted(entries) == sorted(
         (name, arch) for arch in ("sm_80", "sm_90a") for names in UNITS.values() for name in names

@@ -46,6 +46,7 @@ def run(
 
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {
     "fibers": fibers,
+    "ucontext": lambda: fibers("-DEMULATE_UCONTEXT"),  # what processors other than x86-64 get
     "address": lambda: under("address"),
     "thread": lambda: under("thread"),
 }
@@ -72,7 +73,10 @@ def test_a_dropped_barrier_is_a_wrong_number_and_a_race() -> None:
     ("mode", "sentence"),
     [
         (0, r"threads of one block wait at different places: __syncthreads \(emulator\.cu:\d+\) and"),
-        (1, r"127 of 128 threads of the block at __syncthreads \(emulator\.cu:\d+\).*1 threads have returned"),
+        (
+            1,
+            r"127 of 128 threads of the block at __syncthreads \(emulator\.cu:\d+\).*1 threads have returned",
+        ),
         (2, r"threads of one warp wait at different places"),
         (3, r"__shfl_xor_sync \(emulator\.cu:\d+\) names some lanes only"),
         (4, r"\d+ of 128 threads of the block at __syncthreads .*31 of 32 threads of warp 2"),

@@ -67,9 +67,11 @@ def test_the_planted_bugs_are_not_built_into_the_package() -> None:
 
 
 def test_kernels_are_embedded_and_no_folder_of_theirs_is_installed() -> None:
-    """A folder `cuda` in a wheel would shadow NVIDIA's package; an sdist has to bring what the extension embeds."""
+    """In a wheel a folder `cuda` would shadow NVIDIA's package; an sdist has to bring what is embedded."""
     kernels = ROOT / "cuda" / "kernels"
-    assert sorted(name for name, _ in _core.kernel_units()) == sorted(path.stem for path in kernels.glob("*.cu"))
+    assert sorted(name for name, _ in _core.kernel_units()) == sorted(
+        path.stem for path in kernels.glob("*.cu")
+    )
     include = settings("pyproject.toml")["tool"]["maturin"]["include"]  # type: ignore[index]
     assert include == [{"path": "cuda/**/*", "format": "sdist"}]
     assert not (ROOT / "python" / "cuda").exists()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 import pytest
 import torch
+from torch import Tensor
 
 from dspark.attention import KVStore
 from dspark.attention.cache import FIRST_CAPACITY
@@ -234,9 +235,32 @@ def test_a_waiting_row_keeps_no_more_than_itself_in_memory(pair: Pair) -> None:
         runner.verify([1, 2], [3, 5, 4, 6, 7], [4, 1])
         runner.commit([1, 2], [2, 1])
     assert list(runner._feed._waiting) == [2]
-    (row,) = runner._feed._waiting[2].pieces
-    assert row.untyped_storage().nbytes() == row.numel() * row.element_size()
+    assert keeps(runner, 2) == (1, 1)
     assert runner._verified_taps is None
+
+
+def keeps(runner: Runner, request: int) -> tuple[float, int]:
+    """Rows of taps that a request keeps in memory while it waits, and rows that are its own."""
+    waiting = runner._feed._waiting[request]
+    tensors = [taps for taps, *_ in waiting.pieces]
+    width = tensors[0].shape[1] * tensors[0].element_size()
+    return sum(taps.untyped_storage().nbytes() for taps in tensors) / width, waiting.rows
+
+
+def test_who_ends_keeps_no_rows_of_those_who_go_on(pair: Pair) -> None:
+    """Rounds without a draft leave one tensor for all; a kept prefix may wait for its fork for long."""
+    runner = pair.runner()
+    with torch.inference_mode():
+        for request in (1, 2, 3):
+            prefill(runner, request, PROMPT[:10])
+        runner.feed([1, 2, 3])
+        for token in (3, 4, 5):
+            runner.verify([1, 2, 3], [token] * 3, [1] * 3)
+            runner.commit([1, 2, 3], [1] * 3)
+        assert keeps(runner, 1) == (9, 3)
+        runner.verify([1, 2, 3], [6] * 3, [1] * 3)
+        runner.commit([2, 3], [1] * 2)
+    assert keeps(runner, 1) == (3, 3)
 
 
 def test_a_request_that_ends_takes_its_waiting_taps_along(pair: Pair, passes: list[list[int]]) -> None:
@@ -257,8 +281,8 @@ def test_a_request_that_ends_takes_its_waiting_taps_along(pair: Pair, passes: li
 def test_the_checks_notice_a_row_that_gets_lost(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     take = feed.ContextFeed.take
 
-    def lossy(self: feed.ContextFeed, taps: list, now: Collection[int] = ()) -> None:
-        take(self, [(request, rows * (rows.shape[0] > 1)) for request, rows in taps], now)
+    def lossy(self: feed.ContextFeed, taps: Tensor, parts: list, now: Collection[int] = ()) -> None:
+        take(self, taps * (taps.shape[0] > 1), parts, now)
 
     monkeypatch.setattr(feed.ContextFeed, "take", lossy)
     runner, clean = pair.runner(), pair.runner()

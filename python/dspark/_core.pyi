@@ -11,6 +11,7 @@ __all__ = [
     "CostTable",
     "Engine",
     "KernelAttention",
+    "KernelDelta",
     "Kernels",
     "Noise",
     "Product",
@@ -129,6 +130,62 @@ class Kernels:
     def prepare(self, entries: Sequence[str]) -> None: ...
     def probe(self, out: int, blocks: int, start: int, stream: int) -> None: ...
 
+_Launch = tuple[str, tuple[int, int, int], int, bytes]
+_History = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+@final
+class VerifyPlan:
+    """The acceptance of a batch by kernels: a table for the device, scratch memory there, launches, an outcome."""
+
+    def __new__(
+        cls,
+        target_logits: Any,
+        draft_ids: Sequence[Sequence[int]],
+        draft_logits: Any | tuple[ChainPlan, int, int, Sequence[int]] | None,
+        rule: str,
+        params: Sequence[SamplingParams],
+        noise: Sequence[Noise],
+        history: _History,
+    ) -> VerifyPlan: ...
+    @property
+    def table(self) -> bytes: ...
+    @property
+    def scratch(self) -> int: ...
+    @property
+    def result(self) -> tuple[int, int]: ...
+    def launches(self, table: int, scratch: int, threads: int | None = None) -> list[_Launch]: ...
+    def run(self, kernels: Kernels, table: int, scratch: int, stream: int) -> None: ...
+    def read(self, result: bytes) -> list[tuple[int, int, bool]]: ...
+
+@final
+class ChainPlan:
+    """Markov chains of a batch by kernels, as `VerifyPlan`."""
+
+    def __new__(
+        cls,
+        anchors: Sequence[int],
+        base_logits: Any,
+        hidden: Any | None,
+        heads: dict[str, Any],
+        rule: str,
+        params: Sequence[SamplingParams],
+        noise: Sequence[Noise],
+        history: _History,
+        *,
+        gamma: int,
+        limit: int | None = None,
+        threshold: float | None = None,
+    ) -> ChainPlan: ...
+    @property
+    def table(self) -> bytes: ...
+    @property
+    def scratch(self) -> int: ...
+    @property
+    def result(self) -> tuple[int, int]: ...
+    def launches(self, table: int, scratch: int, threads: int | None = None) -> list[_Launch]: ...
+    def run(self, kernels: Kernels, table: int, scratch: int, stream: int) -> None: ...
+    def read(self, result: bytes) -> list[tuple[list[int], list[float]]]: ...
+
 @final
 class KernelAttention:
     """Attention of one pass by kernel: rows of several requests over their caches; by address."""
@@ -157,6 +214,35 @@ class KernelAttention:
         output: int,
         table: int,
         workspace: int,
+    ) -> None: ...
+
+# Requests, most rows of one, rows; addresses: table, inputs, keys, log decays, updates.
+_DeltaBatch: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+# Addresses: taps, rate, time bias, head weight or 0; added to squared lengths of keys, of outputs.
+_DeltaWeights: TypeAlias = tuple[int, int, int, int, float, float]
+
+@final
+class KernelDelta:
+    """The gated delta rule of a model's linear layers by kernel; by address."""
+
+    MOST_ROWS: Final[int]
+    def __new__(
+        cls,
+        kernels: Kernels,
+        dtype: str,
+        key_heads: int,
+        groups: int,
+        key_dim: int,
+        value_dim: int,
+        taps: int,
+    ) -> KernelDelta: ...
+    @property
+    def entries(self) -> list[str]: ...
+    def rows(
+        self, batch: _DeltaBatch, weights: _DeltaWeights, layer: int, mixed: int, out: int, stream: int
+    ) -> None: ...
+    def carry(
+        self, batch: _DeltaBatch, layers: int, first: int, count: int, conv: int, state: int, stream: int
     ) -> None: ...
 
 @final
@@ -202,6 +288,7 @@ class Engine:
         detokenizer: Any | None = None,
         streams: bool = False,
         notify: Callable[[], Any] | None = None,
+        waited: float = 0.0,
     ) -> Ticket: ...
     def close(self) -> None: ...
     def set_policy(

@@ -246,7 +246,7 @@ class DSparkDecoder:
         `chain_s` (Markov chains and confidences), `verify_s` (target passes), `accept_s`, `round_s` (whole
         rounds, all of these included).
         Latencies in seconds, `{"p50", "p90", "p99"}`, each `None` before the first one:
-        `time_to_first_token_s` from submission, `inter_token_s` (a round's gap divided by its tokens).
+        `time_to_first_token_s` from the call, `inter_token_s` (a round's gap divided by its tokens).
         """
         return dict(self._engine.core.stats())
 

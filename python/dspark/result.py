@@ -38,7 +38,8 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where the time went, in seconds. A pass shared by a batch counts whole for each of its requests."""
+    """Where the time went, in seconds from the call on. A pass shared by a batch counts whole for each of its
+    requests."""
 
     queue_s: float
     prefill_s: float
@@ -47,7 +48,7 @@ class Timing:
     sample_s: float
     total_s: float
     time_to_first_token_s: float | None
-    """From submission to the first token; `None` if there was none."""
+    """From the call to the first token; `None` if there was none."""
     gaps_s: tuple[float, ...] = field(repr=False)
     """Time between tokens: a round's gap divided by its tokens, once for each of them."""
 

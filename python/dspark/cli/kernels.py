@@ -1,6 +1,7 @@
 """Lists the CUDA kernels with what they use, compiling what is not in the cache yet.
 
-Compiling needs no GPU, only torch's compiler. What is compiled stays in the cache, so that a decoder starts at once.
+Compiling needs no GPU, only torch's compiler. What is compiled stays in the cache, so that a decoder starts
+at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--arch",
         nargs="+",
         metavar="SM",
-        help="compile for these, such as sm_80 sm_90a (default: the GPU here; without one, all that are tested)",
+        help="compile for these, such as sm_80 sm_90a (default: the GPU here; without one, all tested ones)",
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,8 +17,13 @@ that ends before it drafts costs nothing; the bound is for memory (SmolLM2: 3 MB
 
 @dataclass(slots=True)
 class _Waiting:
-    pieces: list[Tensor]
+    """Rows `start .. start + count` of each of the passes, whose tensors others may share."""
+
+    pieces: list[tuple[Tensor, int, int]] = field(default_factory=list)
     rows: int = 0
+
+    def tensors(self) -> Iterator[Tensor]:
+        return (taps[start : start + count] for taps, start, count in self.pieces)
 
 
 class ContextFeed:
@@ -34,19 +39,32 @@ class ContextFeed:
         self._draft = draft
         self._waiting: dict[int, _Waiting] = {}
 
-    def take(self, taps: Sequence[tuple[int, Tensor]], now: Collection[int] = ()) -> None:
-        """Taps `[rows, taps * hidden]` of each request's newly committed tokens; those of requests in `now`
-        become context at once, together with what waits of the same requests."""
+    def take(self, taps: Tensor, parts: Sequence[tuple[int, int, int]], now: Collection[int] = ()) -> None:
+        """The newly committed tokens' rows of a pass's taps `[rows, taps * hidden]`, as (request, first row,
+        rows). Those of requests in `now` become context at once, together with what waits of the same
+        requests."""
+        # Where nothing was refused every row is somebody's, and waits no longer than the bound: the pass's
+        # tensor is kept as it is. Else a copy of what was kept: refused rows would stay in memory with it.
+        is_shared = sum(count for *_, count in parts) == taps.shape[0]
         full = False
-        for request, rows in taps:
-            waiting = self._waiting.setdefault(request, _Waiting([]))
-            # A copy where they wait: a view would keep the taps of the whole pass in memory.
-            is_whole = rows.untyped_storage().nbytes() == rows.nbytes
-            waiting.pieces.append(rows if request in now or is_whole else rows.clone())
-            waiting.rows += rows.shape[0]
+        for request, start, count in parts:
+            if (waiting := self._waiting.get(request)) is None:
+                waiting = self._waiting[request] = _Waiting()
+            is_kept = is_shared or request in now
+            waiting.pieces.append(
+                (taps, start, count) if is_kept else (taps[start : start + count].clone(), 0, count)
+            )
+            waiting.rows += count
             full |= waiting.rows > WAITING_ROWS
         # Of this pass alone: what ended requests left waits for the fork that needs it.
-        self._feed([request for request, _ in taps] if full else now)
+        self._feed([request for request, *_ in parts] if full else now)
+
+    def end(self, request: int) -> None:
+        """A request's last pass was taken: what waits of it may wait for long, and lets go of what it shares
+        with others."""
+        if (waiting := self._waiting.get(request)) is not None:
+            own = torch.cat(list(waiting.tensors()))
+            waiting.pieces = [(own, 0, waiting.rows)]
 
     def complete(self, requests: Sequence[int]) -> list[DraftContext]:
         """The contexts of these requests, with every committed token in them."""
@@ -69,7 +87,7 @@ class ContextFeed:
         if not due or self._draft is None:
             return
         waited = [self._waiting[request] for request in due]
-        pieces = [piece for waiting in waited for piece in waiting.pieces]
+        pieces = [piece for waiting in waited for piece in waiting.tensors()]
         grown = [(self.contexts[request], waiting.rows) for request, waiting in zip(due, waited, strict=True)]
         self._draft.extend(grown, pieces[0] if len(pieces) == 1 else torch.cat(pieces))
         for request in due:  # not before: a pass that fails must leave no hole

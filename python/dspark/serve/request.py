@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -36,17 +36,15 @@ class Submission:
         notify: Callable[[], Any] | None = None,
         waited: float = 0.0,
     ) -> Handle:
-        """Submits the request. `waited`: seconds of its timeout that have passed before.
+        """Submits the request. `waited`: seconds since the call that it belongs to; its timeout and its times
+        count from then.
 
         `notify` is called on the engine's thread when there is something to fetch; without `streams` that is
         the end alone. Raises `QueueFullError`, or `CapacityError` for what can never run.
         """
-        params = self.params
-        if params.timeout is not None and waited > 0:
-            params = replace(params, timeout=max(0.0, params.timeout - waited))
         ticket = engine.core.submit(
             list(self.prompt),
-            params,
+            self.params,
             seed=self.seed,
             sample=self.sample,
             max_tokens=self.max_tokens,
@@ -54,6 +52,7 @@ class Submission:
             detokenizer=self._detokenizer() if self.params.stop_strings else None,
             streams=streams,
             notify=notify,
+            waited=waited,
         )
         return Handle(self, ticket, engine)
 

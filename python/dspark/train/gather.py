@@ -47,7 +47,10 @@ def generate(settings: Settings, say: Say) -> list[Path]:
             content = _digest(data.prompts.read_bytes())
             said = _said(settings, "prompts", prompts=content, samples=data.samples)
             Shards(places["prompts"], said).fill(
-                asked, lambda some: answer(decoder, some, data.sampling, settings.seed), say
+                asked,
+                lambda some: answer(decoder, some, data.sampling, settings.seed),
+                say,
+                data.batch_size,
             )
         if data.self_prompts:
             said = _said(settings, "self", openers=_digest("\n".join(openers).encode()))
@@ -75,7 +78,7 @@ def _self_made(
 
     # Whole shards only: then more prompts can be asked for later, and nothing is made twice.
     count = -(-data.self_prompts // PER_SHARD) * PER_SHARD
-    shards.fill(range(count), make, say)
+    shards.fill(range(count), make, say, data.batch_size)
 
 
 def read_openers(file: Path | None) -> list[str]:

@@ -5,11 +5,13 @@
 
 pub mod attention;
 mod cache;
+pub mod delta;
 mod device;
 mod driver;
 mod error;
 mod library;
 mod nvrtc;
+pub mod sampling;
 pub mod units;
 
 pub use cache::Cache;

@@ -1,5 +1,7 @@
 //! The sources of the kernels, as they are embedded.
 
+use super::sampling;
+
 /// A translation unit: what NVRTC compiles at once.
 #[derive(Debug)]
 pub struct Unit {
@@ -20,6 +22,11 @@ macro_rules! kernels {
 /// What units include, by name.
 pub const HEADERS: &[(&str, &str)] = &[
     ("device.cuh", kernels!("device.cuh")),
+    ("gated_delta.cuh", kernels!("gated_delta.cuh")),
+    ("gated_delta_entries.cuh", kernels!("gated_delta_entries.cuh")),
+    ("delta_carry.cuh", kernels!("delta_carry.cuh")),
+    ("delta_inputs.cuh", kernels!("delta_inputs.cuh")),
+    ("delta_rows.cuh", kernels!("delta_rows.cuh")),
     ("async_copy.cuh", kernels!("async_copy.cuh")),
     ("attention.cuh", kernels!("attention.cuh")),
     ("attention_args.cuh", kernels!("attention_args.cuh")),
@@ -28,6 +35,15 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("online_softmax.cuh", kernels!("online_softmax.cuh")),
     ("reach.cuh", kernels!("reach.cuh")),
     ("warp_matrix.cuh", kernels!("warp_matrix.cuh")),
+    ("planted.cuh", kernels!("planted.cuh")),
+    ("philox.cuh", kernels!("philox.cuh")),
+    ("rows.cuh", kernels!("rows.cuh")),
+    ("weights.cuh", kernels!("weights.cuh")),
+    ("edits.cuh", kernels!("edits.cuh")),
+    ("cut.cuh", kernels!("cut.cuh")),
+    ("law.cuh", kernels!("law.cuh")),
+    ("judge.cuh", kernels!("judge.cuh")),
+    ("chain.cuh", kernels!("chain.cuh")),
 ];
 
 /// Every unit.
@@ -75,6 +91,23 @@ pub const UNITS: &[Unit] = &[
             "merge_bf16_d256",
         ],
     },
+    Unit {
+        name: "gated_delta_f32",
+        source: kernels!("gated_delta_f32.cu"),
+        entries: &["delta_rows_f32_r4", "delta_rows_f32_r8", "delta_rows_f32_r16", "delta_carry_f32"],
+    },
+    Unit {
+        name: "gated_delta_f16",
+        source: kernels!("gated_delta_f16.cu"),
+        entries: &["delta_rows_f16_r4", "delta_rows_f16_r8", "delta_rows_f16_r16", "delta_carry_f16"],
+    },
+    Unit {
+        name: "gated_delta_bf16",
+        source: kernels!("gated_delta_bf16.cu"),
+        entries: &["delta_rows_bf16_r4", "delta_rows_bf16_r8", "delta_rows_bf16_r16", "delta_carry_bf16"],
+    },
+    Unit { name: "sampling", source: kernels!("sampling.cu"), entries: sampling::VERIFY_ENTRIES },
+    Unit { name: "chain", source: kernels!("chain.cu"), entries: sampling::CHAIN_ENTRIES },
 ];
 
 /// The unit that has this entry, and the entry's name in it.

@@ -1,6 +1,7 @@
 //! The CUDA kernels over torch's memory.
 
 pub mod attention;
+pub mod delta;
 
 use std::path::PathBuf;
 

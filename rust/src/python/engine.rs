@@ -108,8 +108,9 @@ impl PyEngine {
 
     /// Submits a request. `params` is a `SamplingParams` with nothing left open; `end_ids` end the request without
     /// a stop reason; `detokenizer` (`push(list[int])`, `flush()`) is needed for stop strings; `notify` is called on
-    /// the engine's thread whenever there is something to fetch.
-    #[pyo3(signature = (prompt, params, *, seed, sample, max_tokens, end_ids, detokenizer = None, streams = false, notify = None))]
+    /// the engine's thread whenever there is something to fetch. `waited`: seconds since the caller asked; the timeout
+    /// and all times count from then.
+    #[pyo3(signature = (prompt, params, *, seed, sample, max_tokens, end_ids, detokenizer = None, streams = false, notify = None, waited = 0.0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one Python method")]
     fn submit(
         &self,
@@ -122,6 +123,7 @@ impl PyEngine {
         detokenizer: Option<Py<PyAny>>,
         streams: bool,
         notify: Option<Py<PyAny>>,
+        waited: f64,
     ) -> PyResult<Ticket> {
         if prompt.is_empty() {
             return Err(RequestError::new_err(
@@ -135,7 +137,9 @@ impl PyEngine {
         let timeout: Option<f64> = params.getattr("timeout")?.extract()?;
         let stop_text = stop_text(params, detokenizer)?;
 
-        let submitted = Instant::now();
+        let now = Instant::now();
+        let waited = Duration::try_from_secs_f64(waited).unwrap_or_default();
+        let submitted = now.checked_sub(waited).unwrap_or(now);
         let mailbox = Arc::new(Mailbox::new(notify));
         let cancelled = Arc::new(AtomicBool::new(false));
         let request = Request {
@@ -206,6 +210,7 @@ impl PyEngine {
             ("verified", stats.verified),
             ("accepted", stats.accepted),
             ("passes", stats.passes),
+            ("close_decisions", stats.close),
             ("skipped_slower", stats.skipped.slower),
             ("skipped_failing", stats.skipped.failing),
         ] {

@@ -76,14 +76,14 @@ impl Planner {
         planner
     }
 
-    /// Goes on with another policy. What is known of drafts stays; costs start from the policy's table.
+    /// Goes on with another policy. What is known of drafts stays, and how long to wait for the next try; costs start
+    /// from the policy's table.
     pub fn set_policy(&mut self, policy: Policy) {
         self.delayed = None;
         if let Policy::Throughput { cost, lag } = &policy {
             self.costs = Some(LiveCosts::new(cost.clone()));
             self.delayed = lag.map(DelayedSearch::new);
         }
-        self.pause.reset();
         self.policy = policy;
     }
 

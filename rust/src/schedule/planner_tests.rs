@@ -92,3 +92,33 @@ fn another_policy_takes_effect_at_once_and_what_was_learned_stays() {
     assert_eq!(planner.offsets(false).unwrap(), learned);
     assert_eq!(planner.cost_table(), Some(&step()));
 }
+
+/// Rounds between two tries of a draft that never pays, the policy being given anew before each round if `anew`.
+fn waits(anew: bool) -> Vec<usize> {
+    // Every drafted token costs as much as a whole round of plain decoding.
+    let cost = CostTable::new(&[(1, 1.0), (64, 64.0)]).unwrap();
+    let policy = || Policy::Throughput { cost: cost.clone(), lag: None };
+    let mut planner = Planner::new(policy(), Rule::Rejection, 3);
+    let mut track = Track::default();
+    let mut tries = Vec::new();
+    for round in 0..2_000 {
+        if anew {
+            planner.set_policy(policy());
+        }
+        let depth = planner.depths(&mut [Prospect { room: 3, greedy: true, track: &mut track }])[0];
+        if depth.tokens > 0 {
+            tries.push(round);
+            let drafted = depth.tokens;
+            let outcome = Outcome { drafted, confidences: &[], verified: drafted, accepted: 0 };
+            planner.learn([Lesson { track: &mut track, greedy: true, outcome }]);
+        }
+    }
+    tries.windows(2).map(|pair| pair[1] - pair[0]).collect()
+}
+
+#[test]
+fn tries_that_do_not_pay_become_rare_whatever_policies_are_given() {
+    let waits = waits(false);
+    assert!(waits.is_sorted() && waits.last() == Some(&257), "{waits:?}");
+    assert_eq!(self::waits(true), waits);
+}

@@ -5,6 +5,9 @@ const REQUEST_MEMORY: f64 = 14.0;
 const ENGINE_MEMORY: f64 = 100.0;
 /// What the engine's acceptance weighs in a request's, in observations.
 const SHRINKAGE: f64 = 2.0;
+/// Rounds between two tries at most. A try costs a tenth of a round or two of plain decoding, so that what a draft
+/// that never pays costs for good is a thousandth; one that has become better waits for seconds.
+const LONGEST_PAUSE: u32 = 256;
 /// What is thought of drafts before any was seen, and how many observations it is worth.
 const PRIOR: (f64, f64) = (0.8, 4.0);
 
@@ -187,7 +190,7 @@ impl Tells {
 }
 
 /// When to try a draft again that did not pay: after 8 rounds, and after each try that did not pay either twice as
-/// many, up to 64; half as many after one that did.
+/// many, up to [`LONGEST_PAUSE`]; half as many after one that did.
 #[derive(Debug, Clone)]
 pub(super) struct Pause {
     length: u32,
@@ -218,8 +221,11 @@ impl Pause {
     /// What a try gained, if one was under way.
     pub(super) fn settle(&mut self, gained: usize) {
         if let Some(price) = self.price.take() {
-            self.length =
-                if gained as f64 >= price { (self.length / 2).max(2) } else { (self.length * 2).min(64) };
+            self.length = if gained as f64 >= price {
+                (self.length / 2).max(2)
+            } else {
+                (self.length * 2).min(LONGEST_PAUSE)
+            };
         }
     }
 

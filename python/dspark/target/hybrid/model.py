@@ -15,8 +15,8 @@ from dspark.target.hybrid.cache import HybridCache
 from dspark.target.hybrid.config import HybridConfig
 from dspark.target.hybrid.frozen import FrozenHybridStack
 from dspark.target.hybrid.modules import HybridDecays, HybridWeights
+from dspark.target.hybrid.recurrence import Recurrence, TorchRecurrence, recurrence
 from dspark.target.hybrid.rotary import PartialRotaryTable
-from dspark.target.hybrid.segments import DeltaPass
 from dspark.target.passes import EMBEDDINGS_TAP, check_pass, last_rows, side_by_side
 
 
@@ -33,6 +33,7 @@ class HybridTarget:
             self._norm = FrozenNorm(weights.norm)
             self._head = FusedLinear([weights.lm_head])
         self._kernel: AttentionKernel | None = None
+        self._recurrence: Recurrence = TorchRecurrence(config.delta, "kernels were not asked for")
         self._rotary = PartialRotaryTable(
             config.rope, config.head_dim, config.rotary_dim, self.dtype, self.device
         )
@@ -63,7 +64,8 @@ class HybridTarget:
     def use_kernels(self, choice: Choice) -> dict[str, str]:
         """Lets passes use CUDA kernels from now on; returns who does what, by role."""
         self._kernel = attention_kernel(choice, self.dtype, [self.config.head_dim])
-        return {"attention": self._kernel.how}
+        self._recurrence = recurrence(choice, self.config.delta, self.dtype)
+        return {"attention": self._kernel.how, "recurrence": self._recurrence.how}
 
     def new_cache(self) -> HybridCache:
         """An empty cache for one request."""
@@ -86,7 +88,7 @@ class HybridTarget:
             causal=True,
             kernel=self._kernel,
         )
-        delta = DeltaPass(segments, self.config.delta)
+        delta = self._recurrence.begin(segments)
         outputs: dict[int, Tensor | None] = dict.fromkeys(taps)
         x = self.embed(token_ids)
         if EMBEDDINGS_TAP in outputs:

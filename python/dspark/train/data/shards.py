@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,21 +54,40 @@ class Shards:
         return self.directory / f"answers-{number:05d}.safetensors"
 
     def fill(
-        self, tasks: Sequence[Task], generate: Callable[[Sequence[Task]], list[Conversation]], say: Say
+        self,
+        tasks: Sequence[Task],
+        generate: Callable[[Sequence[Task]], list[Conversation]],
+        say: Say,
+        batch_size: int = 1,
     ) -> None:
-        """Generates the shards that are missing, with an estimate of the time left."""
+        """Generates the shards that are missing, with an estimate of the time left.
+
+        Args:
+            generate: makes the conversations of one shard; called from several threads.
+            batch_size: tasks that it has to be given at once to be kept busy. One shard more is under way,
+                since a shard ends with its longest answers.
+        """
         numbers = range((len(tasks) + PER_SHARD - 1) // PER_SHARD)
         left = [number for number in numbers if not self.file(number).exists()]
         started, tokens = time.monotonic(), 0
-        for done, number in enumerate(left):
-            found = generate(tasks[number * PER_SHARD : (number + 1) * PER_SHARD])
-            self._write(number, found)
-            tokens += sum(one.answer_tokens for one in found)
-            seconds = time.monotonic() - started
-            say(
-                f"generated {done + 1} of {len(left)} shards, {tokens:,} tokens at {tokens / seconds:.0f}/s, "
-                f"{duration(seconds / (done + 1) * (len(left) - done - 1))} left"
-            )
+        pool = ThreadPoolExecutor(1 + -(-batch_size // PER_SHARD), "shard")
+        try:
+            shards = {
+                pool.submit(generate, tasks[number * PER_SHARD : (number + 1) * PER_SHARD]): number
+                for number in left
+            }
+            for done, shard in enumerate(as_completed(shards), 1):
+                found = shard.result()
+                self._write(shards.pop(shard), found)
+                tokens += sum(one.answer_tokens for one in found)
+                seconds = time.monotonic() - started
+                say(
+                    f"generated {done} of {len(left)} shards, {tokens:,} tokens at {tokens / seconds:.0f}/s, "
+                    f"{duration(seconds / done * (len(left) - done))} left"
+                )
+        finally:
+            # After a failure nobody waits for the shards under way: closing the decoder ends them.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, number: int, conversations: Sequence[Conversation]) -> None:
         tokens = [one.tokens for one in conversations]

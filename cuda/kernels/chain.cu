@@ -1,0 +1,10 @@
+// The Markov chain: drafted tokens, their laws and their confidences from a backbone's base logits.
+#include "device.cuh"
+#include "chain.cuh"
+
+using sampling::SampleArgs;
+
+KERNEL(chain_latent, SampleArgs, 128) { sampling::latent(args); }
+KERNEL(chain_bend, SampleArgs, 128) { sampling::bend(args); }
+KERNEL(chain_draw, SampleArgs, 256) { sampling::draw(args); }
+KERNEL(chain_confide, SampleArgs, 32) { sampling::confide(args); }

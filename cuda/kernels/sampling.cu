@@ -1,0 +1,14 @@
+// Verify sampling: over the target's rows of a batch, what stays of each drafted block and the token that follows it.
+#include "device.cuh"
+#include "judge.cuh"
+
+using sampling::SampleArgs;
+
+KERNEL(sample_scan, SampleArgs, 128) { sampling::scan(args); }
+// 768: for 512 the compiler aims at two blocks on a multiprocessor, and spills.
+KERNEL(sample_cut, SampleArgs, 768) { sampling::cut(args); }
+KERNEL(sample_weigh, SampleArgs, 128) { sampling::weigh(args); }
+KERNEL(sample_race, SampleArgs, 128) { sampling::race(args); }
+KERNEL(sample_decide, SampleArgs, 256) { sampling::decide(args); }
+KERNEL(sample_residual, SampleArgs, 128) { sampling::residual(args); }
+KERNEL(sample_finish, SampleArgs, 256) { sampling::finish(args); }
