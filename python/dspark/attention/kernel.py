@@ -57,7 +57,7 @@ class KernelPass:
             query_heads,
             data.shape[3],
             [
-                (store.data.data_ptr(), *store.data.stride()[:2], store.length, rows)
+                (store.data.data_ptr(), store.data.stride(0), store.data.stride(1), store.length, rows)
                 for store, rows in segments
             ],
             reaches,
