@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dspark import _core
-from dspark.kernels.choose import Choice, prepare, stream
+from dspark.kernels.choice import Choice, prepare, stream
 
 ROLE = "sampling"
 MOST_RANK = 1024
