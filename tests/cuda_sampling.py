@@ -3,22 +3,57 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cuda_host import KERNELS, Launcher, Replay, library, sanitized
+from cuda_host import EMULATE, KERNELS, Launcher, Library, Replay, build, library, sanitized
 from dspark import SamplingParams, _core
 
 Outcome = tuple[int, int]
 
 
+UNITS = (KERNELS / "sampling.cu", KERNELS / "chain.cu")
+
+
 def under(sanitizer: str) -> Replay:
     """The kernels of sampling and chains, built with a sanitizer."""
-    return sanitized(sanitizer, sources=(KERNELS / "sampling.cu", KERNELS / "chain.cu"))
+    return sanitized(sanitizer, sources=UNITS)
+
+
+@cache
+def with_faults() -> Library:
+    """These kernels with the faults of planted.cuh to be planted."""
+    parts = (*UNITS, EMULATE / "run.cpp", EMULATE / "fibers.cpp", EMULATE / "driver.cpp")
+    return Library(build(parts, shared=True, flags=("-O1", "-DPLANTED_FAULTS"), name="faulty"))
+
+
+@contextmanager
+def planted(fault: str) -> Iterator[Library]:
+    """The kernels with one of the faults."""
+    faulty = with_faults()
+    faulty._library.plant(FAULTS[fault])
+    try:
+        yield faulty
+    finally:
+        faulty._library.plant(0)
+
+
+FAULTS = {
+    "SHARED_STREAM": 1,
+    "REUSED_UNIFORM": 2,
+    "ROUNDED_DRAFT_LAW": 3,
+    "POSITION_KEYS": 4,
+    "TARGET_ARGMAX": 5,
+    "EMPTY_CUT_REJECTS": 6,
+    "STALE_TOKEN": 7,
+    "TIES_BY_RANK_ONLY": 8,
+}
 
 
 def run(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cuda_host import Launcher, Library, library, needs_compiler
 from cuda_sampling import PARAMS as ALL
-from cuda_sampling import neutral, run, under
+from cuda_sampling import neutral, planted, run, under, with_faults
 from dspark import SamplingParams, _core
 from dspark.errors import RequestError
 
@@ -229,14 +229,10 @@ def test_the_laws_it_leaves_are_those_of_acceptance(emulation: Library, reduced:
 
 def test_a_stale_token_is_caught() -> None:
     """Step k + 1 reads the token that step k drew."""
-    planted = library("-DPLANTED_FAULTS")
     made = draft_pass("vanilla", params=({},) * 20)
-    try:
-        assert made.by_kernel("rejection", planted)[0] == made.by_core("rejection")
-        planted._library.plant(7)
-        assert made.by_kernel("rejection", planted)[0] != made.by_core("rejection")
-    finally:
-        planted._library.plant(0)
+    assert made.by_kernel("rejection", with_faults())[0] == made.by_core("rejection")
+    with planted("STALE_TOKEN") as faulty:
+        assert made.by_kernel("rejection", faulty)[0] != made.by_core("rejection")
 
 
 @pytest.mark.parametrize("kind", ["address", "thread"])

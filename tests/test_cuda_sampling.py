@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 
 from cuda_host import Library, library, needs_compiler
-from cuda_sampling import PARAMS, STYLES, Batch, batch, neutral, run, under
+from cuda_sampling import FAULTS, PARAMS, STYLES, Batch, batch, neutral, planted, run, under, with_faults
 from dspark import _core
 from dspark.errors import NumericsError, RequestError
 from test_cuda_noise import philox
@@ -154,35 +154,13 @@ def draws(launcher: Library, runs: int = 3000, **given: Any) -> tuple[Counter[in
 
 def test_draws_have_the_targets_law(emulation: Library) -> None:
     """Chi-square over rounds of chain and verdict; a target a little warmer is told apart."""
-    counts, law = draws(emulation, temperature=0.9)
+    counts, law = draws(emulation)
     assert chi_square(counts, law) > 1e-3
     assert chi_square(counts, law.pow(0.85)) < 1e-6
 
 
-FAULTS = {
-    "SHARED_STREAM": 1,
-    "REUSED_UNIFORM": 2,
-    "ROUNDED_DRAFT_LAW": 3,
-    "POSITION_KEYS": 4,
-    "TARGET_ARGMAX": 5,
-    "EMPTY_CUT_REJECTS": 6,
-    "STALE_TOKEN": 7,
-    "TIES_BY_RANK_ONLY": 8,
-}
-
-
-@pytest.fixture(scope="module")
-def planted() -> Library:
-    """The kernels with faults to be planted."""
-    return library("-DPLANTED_FAULTS")
-
-
-def plant(planted: Library, fault: int) -> None:
-    planted._library.plant(fault)
-
-
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name != "STALE_TOKEN"])
-def test_planted_faults_are_caught(planted: Library, fault: str) -> None:
+def test_planted_faults_are_caught(fault: str) -> None:
     """The core's known bugs (rust/src/mutant.rs), as far as the kernels do what they are about: the rule
     "block", the cut and the plan are the host's."""
     params: list[dict[str, Any]] = [{"temperature": 0.8}] * 300
@@ -191,12 +169,9 @@ def test_planted_faults_are_caught(planted: Library, fault: str) -> None:
         made = batch(22, 40, torch.float32, params=[{"top_k": 4}] * 40, style="ties", most=2)
     if fault == "ROUNDED_DRAFT_LAW":
         made = decided_by_rounding()
-    try:
-        assert made.differences("rejection", planted, 32)[0] == 0
-        plant(planted, FAULTS[fault])
-        assert made.differences("rejection", planted, 32)[0] > 0
-    finally:
-        plant(planted, 0)
+    assert made.differences("rejection", with_faults(), 32)[0] == 0
+    with planted(fault) as faulty:
+        assert made.differences("rejection", faulty, 32)[0] > 0
 
 
 def decided_by_rounding() -> Batch:
@@ -222,13 +197,9 @@ def decided_by_rounding() -> Batch:
 
 
 @pytest.mark.parametrize("fault", ["SHARED_STREAM", "REUSED_UNIFORM", "TARGET_ARGMAX"])
-def test_planted_faults_bend_the_law(planted: Library, fault: str) -> None:
-    try:
-        assert chi_square(*draws(planted)) > 1e-3
-        plant(planted, FAULTS[fault])
-        assert chi_square(*draws(planted)) < 1e-6
-    finally:
-        plant(planted, 0)
+def test_planted_faults_bend_the_law(fault: str) -> None:
+    with planted(fault) as faulty:
+        assert chi_square(*draws(faulty)) < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["address", "thread"])

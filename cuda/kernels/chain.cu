@@ -4,7 +4,8 @@
 
 using sampling::SampleArgs;
 
-KERNEL(chain_latent, SampleArgs, 128) { sampling::latent(args); }
+// 1: as in sampling.cu.
+KERNEL(chain_latent, SampleArgs, 128, 1) { sampling::latent(args); }
 KERNEL(chain_bend, SampleArgs, 128) { sampling::bend(args); }
-KERNEL(chain_draw, SampleArgs, 256) { sampling::draw(args); }
+KERNEL(chain_draw, SampleArgs, 256, 1) { sampling::draw(args); }
 KERNEL(chain_confide, SampleArgs, 32) { sampling::confide(args); }

@@ -28,8 +28,9 @@ __device__ inline void decide(const SampleArgs& args) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = request.drafted + 1;
   const bool tests = args.rule == REJECTION && request.kind == DRAWN && !PLANTED(TARGET_ARGMAX);
   // Laws of draft logits are as new as the target's.
-  for (int k = warp; tests && args.draft_first >= 0 && k < request.drafted; k += blockDim.x / 32) {
-    const int r = args.draft_first + request.first_draft + k;
+  const int made = !tests ? 0 : args.draft_first < 0 ? rows : rows + request.drafted;
+  for (int i = warp; i < made; i += blockDim.x / 32) {
+    const int r = i < rows ? request.first_row + i : args.draft_first + request.first_draft + i - rows;
     const double total = ordered_sum(args.sums + (long long)r * args.tiles, args.tiles, stage[warp]);
     if (lane == 0) args.laws[r].total = total;
   }
@@ -37,14 +38,11 @@ __device__ inline void decide(const SampleArgs& args) {
   // What each row says: its token, or whether the drafted one stays (0 or 1).
   for (int k = warp; k < rows; k += blockDim.x / 32) {
     const int r = request.first_row + k;
-    Law& law = args.laws[r];
+    const Law& law = args.laws[r];
     if (law.bad != 0) continue;
     int token = law.first;
     u32 close = 0;
     if (tests) {
-      const double total = ordered_sum(args.sums + (long long)r * args.tiles, args.tiles, stage[warp]);
-      if (lane == 0) law.total = total;
-      __syncwarp();
       token = 0;
       if (k < request.drafted) {
         const u32 x = args.ids[request.first_id + k];

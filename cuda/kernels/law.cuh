@@ -106,7 +106,7 @@ __device__ inline void weigh(const SampleArgs& args) {
   if (threadIdx.x == 0) args.sums[(long long)r * args.tiles + blockIdx.x] = sum;
 }
 
-__device__ inline void enter(Race& race, double score, u32 token) {
+__device__ __forceinline__ void enter(Race& race, double score, u32 token) {
   const bool leads = score > race.best || (score == race.best && token < race.token);
   const double other = leads ? race.best : score;
   if (other > race.second) race.second = other;
@@ -114,7 +114,7 @@ __device__ inline void enter(Race& race, double score, u32 token) {
 }
 
 // The race of two sets of tokens; they may have their best one in common.
-__device__ inline void join(Race& race, const Race& other) {
+__device__ __forceinline__ void join(Race& race, const Race& other) {
   if (other.token == race.token) {
     if (other.second > race.second) race.second = other.second;
     return;

@@ -4,11 +4,11 @@
 
 using sampling::SampleArgs;
 
+// One block a row or request fills no GPU: 1 keeps the compiler from spilling so that more fit a multiprocessor.
 KERNEL(sample_scan, SampleArgs, 128) { sampling::scan(args); }
-// 768: for 512 the compiler aims at two blocks on a multiprocessor, and spills.
-KERNEL(sample_cut, SampleArgs, 768) { sampling::cut(args); }
+KERNEL(sample_cut, SampleArgs, 640, 1) { sampling::cut(args); }
 KERNEL(sample_weigh, SampleArgs, 128) { sampling::weigh(args); }
 KERNEL(sample_race, SampleArgs, 128) { sampling::race(args); }
-KERNEL(sample_decide, SampleArgs, 256) { sampling::decide(args); }
+KERNEL(sample_decide, SampleArgs, 256, 1) { sampling::decide(args); }
 KERNEL(sample_residual, SampleArgs, 128) { sampling::residual(args); }
-KERNEL(sample_finish, SampleArgs, 256) { sampling::finish(args); }
+KERNEL(sample_finish, SampleArgs, 256, 1) { sampling::finish(args); }
