@@ -74,7 +74,7 @@ def guarded(part: Callable[[str], Outcome], device: str) -> Outcome:
     try:
         return part(device)
     except Exception as error:  # the other parts are wanted all the same
-        return {"ok": False, "said": f"{type(error).__name__}: {error}"}
+        return {"ok": False, "said": " ".join(f"{type(error).__name__}: {error}".split())}
 
 
 def kernels_load(device: str) -> Outcome:

@@ -73,7 +73,7 @@ class Case:
 
         # One column more than there are heads: rows may be apart.
         self.heads = numbers(self.rows, heads + 1, self.size)
-        self.heads[:, : self.query_heads] *= 0.3
+        self.heads[:, : self.query_heads] *= 2.4 * self.size**-0.5
         self.heads[:, -1] = float("nan")
         self.cached = [numbers(2 * self.key_heads, length, self.size) for length, _ in self.requests]
         self.out = torch.full((self.rows, self.query_heads, self.size), float("nan"), dtype=self.dtype)
@@ -220,13 +220,8 @@ class Case:
         name = f"{NAMES[self.dtype]}_d{self.size}"
         grid = (len(chunks), self.key_heads, -(-tiles // each))
         shared = TILE * (each + STAGES * parts) * head_bytes
-        memory = [
-            self.heads,
-            self.out,
-            *made,
-            *{id(pool): pool for pool in self.pools}.values(),
-            *self.tables,
-        ]
+        pools = {id(pool): pool for pool in self.pools}.values()
+        memory = [each for each in (self.heads, self.out, *made, *pools, *self.tables) if each.numel()]
         host.launch(f"attend_{name}", grid, 32 * parts * each, args, memory, shared)
         if splits:
             merge = (len(splits), max(rows for _, rows in self.requests), -(-self.query_heads // 4))

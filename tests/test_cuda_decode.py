@@ -1,4 +1,4 @@
-"""The whole way on the CPU: `DSparkDecoder` through launcher and stand-in driver to kernels, and what fails on it."""
+"""The whole way on the CPU: `DSparkDecoder` through launcher and stand-in driver to kernels, and what fails."""
 
 from __future__ import annotations
 
@@ -74,6 +74,11 @@ def test_a_golden_trace_and_who_did_what(driver: Library, decoder: DSparkDecoder
     assert driver.launches("attend_f32_d16") > before + 100
 
 
+def test_a_golden_trace_of_the_other_head_and_cut(driver: Library) -> None:
+    with decoder_of(RNN_DRAFT, 0.0) as decoder:
+        check_trace(decoder, golden("draft-rnn")[1], 0.0)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", DRAFTS)
 def test_all_golden_traces(driver: Library, name: str) -> None:
@@ -104,7 +109,7 @@ def test_a_launch_that_fails_in_a_pass_fails_its_request(
 def test_kernels_that_do_not_load_are_one_warning_and_torch(
     driver: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, function: str
 ) -> None:
-    """The probe's kernel loads, attention's does not: the target says so, the draft tries again and has them."""
+    """The probe's kernel loads, attention's does not: the target says so, the draft tries again and has it."""
     (tmp_path / "kernels").symlink_to(compiled_kernels())  # a choice of its own
     monkeypatch.setenv("DSPARK_KERNEL_CACHE", str(tmp_path / "kernels"))
     monkeypatch.setenv("DSPARK_STANDIN_FAIL", f"{function}:2:2")

@@ -46,6 +46,7 @@ def run(
 
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {
     "fibers": fibers,
+    "ucontext": lambda: fibers("-DEMULATE_UCONTEXT"),  # what processors other than x86-64 get
     "address": lambda: under("address"),
     "thread": lambda: under("thread"),
 }

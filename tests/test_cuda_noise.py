@@ -13,7 +13,11 @@ from cuda_host import EMULATE, Library, build, fields, needs_compiler
 SOURCE = """
 #include "device.cuh"
 #include "philox.cuh"
-struct NoiseArgs { double* uniforms; double* gumbels; unsigned long long* bits; unsigned long long seed; unsigned sample, anchor; };
+struct NoiseArgs {
+  double *uniforms, *gumbels;
+  unsigned long long *bits, seed;
+  unsigned sample, anchor;
+};
 KERNEL(noise, NoiseArgs, 32) {
   const sampling::Noise noise = {args.seed, args.sample, args.anchor};
   const unsigned i = threadIdx.x;
@@ -52,13 +56,17 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return Library(build([source, EMULATE / "run.cpp", EMULATE / "fibers.cpp"], shared=True, name="noise"))
 
 
-@pytest.mark.parametrize("seed, sample, anchor", [(0, 0, 0), (0x123456789ABCDEF0, 2, 41), (2**64 - 1, 7, 2**32 - 3)])
+@pytest.mark.parametrize(
+    "seed, sample, anchor", [(0, 0, 0), (0x123456789ABCDEF0, 2, 41), (2**64 - 1, 7, 2**32 - 3)]
+)
 def test_every_number_is_that_of_its_counter(numbers: Library, seed: int, sample: int, anchor: int) -> None:
     from ctypes import c_uint32, c_uint64, c_void_p
 
     uniforms, gumbels = torch.zeros(96, dtype=torch.float64), torch.zeros(32, dtype=torch.float64)
     bits = torch.zeros(32, dtype=torch.int64)
-    layout = fields(uniforms=c_void_p, gumbels=c_void_p, bits=c_void_p, seed=c_uint64, sample=c_uint32, anchor=c_uint32)
+    layout = fields(
+        uniforms=c_void_p, gumbels=c_void_p, bits=c_void_p, seed=c_uint64, sample=c_uint32, anchor=c_uint32
+    )
     args = layout(uniforms.data_ptr(), gumbels.data_ptr(), bits.data_ptr(), seed, sample, anchor)
     numbers.launch("noise", (1, 1, 1), 32, args, [uniforms, gumbels, bits])
     key = (seed & 0xFFFFFFFF, seed >> 32)

@@ -13,7 +13,11 @@
 #define ASAN_UNPOISON_MEMORY_REGION(start, bytes)
 #endif
 
-#if !defined(__x86_64__)
+// Elsewhere the C library switches stacks.
+#if defined(__x86_64__) && !defined(EMULATE_UCONTEXT)
+#define OWN_SWITCH 1
+#else
+#define OWN_SWITCH 0
 #include <ucontext.h>
 #endif
 
@@ -25,7 +29,7 @@ constexpr std::size_t kStack = 256 * 1024;  // of which only touched pages count
 
 // A stack to run on, and where it stopped.
 struct Context {
-#if defined(__x86_64__)
+#if OWN_SWITCH
   void* stack_pointer = nullptr;
 #else
   ucontext_t context;
@@ -59,7 +63,7 @@ struct Crew {
 };
 Crew crew;
 
-#if defined(__x86_64__)
+#if OWN_SWITCH
 // The registers that a call keeps go on the stack, and the stack is changed. (swapcontext does the same with a system call
 // for the signal mask, thirty times slower.)
 extern "C" void emulate_switch_stack(void** from, void* to);
@@ -92,7 +96,7 @@ void switch_to(Context& from, Context& to) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&from.fake_stack, to.bottom, to.bytes);
 #endif
-#if defined(__x86_64__)
+#if OWN_SWITCH
   emulate_switch_stack(&from.stack_pointer, to.stack_pointer);
 #else
   swapcontext(&from.context, &to.context);
@@ -122,7 +126,7 @@ void start(Fiber& fiber, unsigned char* stack) {
 #if defined(__SANITIZE_ADDRESS__)
   fiber.context.bottom = stack, fiber.context.bytes = kStack, fiber.context.fake_stack = nullptr;
 #endif
-#if defined(__x86_64__)
+#if OWN_SWITCH
   void** top = reinterpret_cast<void**>(stack + kStack);
   *--top = nullptr;  // a return address for `begin`, so that its stack is aligned as after a call
   *--top = reinterpret_cast<void*>(&begin);

@@ -12,7 +12,7 @@ from dspark.kernels import stream
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 HEAD_SIZES = (16, 64, 128, 256)
-FEW_ROWS = 16
+MOST_ROWS = 16
 
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
@@ -29,7 +29,7 @@ def suits_kernel(segments: Sequence[tuple[KVStore, int]]) -> bool:
     return (
         data.dtype in DTYPES
         and data.shape[3] in HEAD_SIZES
-        and all(rows <= FEW_ROWS for _, rows in segments)
+        and all(rows <= MOST_ROWS for _, rows in segments)
         and not torch.is_grad_enabled()
     )
 
@@ -57,7 +57,7 @@ class KernelPass:
             query_heads,
             data.shape[3],
             [
-                (store.data.data_ptr(), *store.data.stride()[:2], store.length, rows)
+                (store.data.data_ptr(), store.data.stride(0), store.data.stride(1), store.length, rows)
                 for store, rows in segments
             ],
             reaches,

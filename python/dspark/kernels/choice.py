@@ -18,6 +18,9 @@ ROLES = ("attention", "recurrence", "sampling")
 """What kernels do for a decoder; `DSparkDecoder.info()` says for each who does it."""
 
 _DRIVER = "libcuda.so.1"
+_STAND_IN = "stand-in on the host"
+"""How the stand-in for the driver (cuda/emulate/driver.cpp) calls its device."""
+
 _VARIABLES = ("DSPARK_KERNELS", "DSPARK_CUDA_DRIVER", "DSPARK_NVRTC", "DSPARK_KERNEL_CACHE")
 
 
@@ -49,6 +52,8 @@ def look(device: torch.device) -> Choice:
     CPU has some only where `$DSPARK_CUDA_DRIVER` names a stand-in for the driver, whose device memory is
     ordinary memory; that is for tests.
     """
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     key = (str(device), *(os.environ.get(name) for name in _VARIABLES))
     with _guard:
         if key not in _made:
@@ -72,11 +77,10 @@ def _look(device: torch.device) -> Choice:
 
 
 def _open(device: torch.device, driver: str) -> _core.Kernels:
-    index = (
-        0 if device.type == "cpu" else torch.cuda.current_device() if device.index is None else device.index
-    )
     out = torch.zeros(2 * 64, dtype=torch.int64, device=device)
-    kernels = _core.Kernels(driver, find_nvrtc(), kernel_cache(), index)
+    kernels = _core.Kernels(driver, find_nvrtc(), kernel_cache(), device.index or 0)
+    if (kernels.name == _STAND_IN) != (device.type == "cpu"):
+        raise KernelError(f"{driver} drives {kernels.name}, and the tensors are on {device}")
     kernels.probe(out.data_ptr(), 2, 5, stream(device))
     if out.tolist() != list(range(5, 5 + len(out))):
         raise KernelError(f"a kernel ran on {kernels.name}, and torch does not see what it wrote")

@@ -45,15 +45,17 @@ class Sampler:
 
 
 def sampling_role(choice: Choice, dtypes: set[torch.dtype], rank: int) -> str:
-    """Who draws and judges for models of these element types and a Markov head of this rank (0: none), and why:
-    "kernel ..." or "core: ..."."""
+    """Who draws and judges for models of these element types and a Markov head of this rank (0: none):
+    "kernel ..." or "core: ..." with the reason."""
     if choice.kernels is None:
         return f"core: {choice.reason}"
     if torch.float64 in dtypes:
         return "core: the kernels read float32, float16 and bfloat16, not float64"
     if rank > MOST_RANK:
         return f"core: a Markov head of rank {rank}, and the kernels hold {MOST_RANK}"
-    entries = [entry for unit, names in _core.kernel_units() if unit in ("sampling", "chain") for entry in names]
+    entries = [
+        entry for unit, names in _core.kernel_units() if unit in ("sampling", "chain") for entry in names
+    ]
     if (reason := prepare(choice.kernels, ROLE, entries)) is not None:
         return f"core: {reason}"
-    return "kernel; core for the rule \"block\", log-probabilities and markov_candidates"
+    return 'kernel; core for the rule "block", log-probabilities and markov_candidates'

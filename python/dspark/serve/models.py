@@ -173,9 +173,7 @@ class Models:
         """What decides on the models' device, if kernels do."""
         if self.kernels.kernels is None or not self.roles.get("sampling", "").startswith("kernel"):
             return None
-        heads = (
-            {} if self.draft is None else heads_to_device(self.draft, self.target.config.vocab_size)
-        )
+        heads = {} if self.draft is None else heads_to_device(self.draft, self.target.config.vocab_size)
         return Sampler(self.kernels.kernels, self.target.device, heads)
 
     def heads(self) -> dict[str, Any]:

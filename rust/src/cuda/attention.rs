@@ -171,8 +171,9 @@ impl Pass {
         let start = self.table.len();
         for (number, request) in requests.iter().enumerate() {
             let seen = seen(request);
-            let size =
-                seen.len().div_ceil(seen.len().div_ceil(wanted).max(1)).next_multiple_of(2 * TILE).max(1);
+            // To the nearest: of many requests of a block's worth each, none is split.
+            let pieces = ((seen.len() + wanted / 2) / wanted).max(1);
+            let size = seen.len().div_ceil(pieces).next_multiple_of(2 * TILE).max(1);
             let count = seen.len().div_ceil(size);
             for from in seen.clone().step_by(size) {
                 let slot = if count > 1 { (slots + (from - seen.start) / size) as i64 } else { -1 };
