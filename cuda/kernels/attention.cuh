@@ -2,8 +2,9 @@
 // request and all query heads of a key head.
 //
 // A block takes a chunk of one request's keys and one key head. Its queries, (row, head of the group), stand in tiles of
-// 16 as a tensor core wants them; a warp has one query tile and 16 keys of each tile of keys. Tiles of keys and values come
-// through a ring in shared memory, a few ahead. Where a request's keys are split, its chunks leave states behind that
+// 16 as a tensor core wants them. Two warps share a query tile: each scores 16 keys of a tile, both weigh all of them, and each
+// sums up half of the values' columns, so that the sums fit into registers. Tiles of keys and values come through a ring in
+// shared memory, a few ahead. Where a request's keys are split, its chunks leave states behind that
 // `merge_chunks` unites in a launch of its own: blocks cannot wait for each other.
 #pragma once
 #include "async_copy.cuh"
@@ -11,7 +12,7 @@
 #include "attention_merge.cuh"
 #include "attention_products.cuh"
 
-constexpr int kTile = 16;   // queries that a warp has, and keys that it takes at a time
+constexpr int kTile = 16;   // queries that a warp has, and keys that it scores of a tile
 constexpr int kStages = 4;  // of the ring
 
 // Heads are cut into pieces of 16 bytes.
@@ -19,8 +20,9 @@ template <class T, int SIZE>
 struct Shape {
   static constexpr int pieces = SIZE * sizeof(T) / 16;
   static constexpr int per_piece = 16 / sizeof(T);
-  static constexpr int parts = pieces > 32 ? 1 : 2;  // warps that share a query tile; each takes its own keys
-  static constexpr int most_tiles = pieces > 32 ? 2 : 4;
+  static constexpr int parts = pieces > 32 || pieces < 4 ? 1 : 2;  // warps that share a query tile
+  static constexpr int most_tiles = pieces > 32 ? 2 : pieces > 16 ? 3 : 4;
+  static constexpr int columns = SIZE / parts;  // of the values that a warp sums up
   static constexpr int keys = kTile * parts;  // of a tile of the ring
   static constexpr int threads = kLanes * parts * most_tiles;
   static constexpr int stage = keys * pieces;  // pieces of a stage
@@ -38,12 +40,13 @@ using Piece = Pack<uint32_t, 4>;
 template <class T, int SIZE>
 struct Attend {
   using S = Shape<T, SIZE>;
+  using Sums = float[S::columns / 8][4];
 
   const AttendArgs& args;
   const Segment& segment;
   const Chunk& chunk;
   int rows, length, queries, head, first_query, query_tiles, query_tile, part;
-  Piece* memory;  // shared: queries, then the ring
+  Piece* memory;  // shared: queries, the ring, and scores that warps exchange
 
   __device__ Attend(const AttendArgs& args, Piece* memory)
       : args(args), segment(args.segments[args.chunks[blockIdx.x].segment]), chunk(args.chunks[blockIdx.x]),
@@ -88,8 +91,12 @@ struct Attend {
       await_copies<kStages - 2>();
       __syncthreads();
       fetch(step + kStages - 1);
-      return ring + step % kStages * S::stage + part * kTile * S::pieces;
+      return ring + step % kStages * S::stage;
     };
+
+    // Of this query tile: [parts, 8 numbers of a lane, lanes].
+    float* const exchange =
+        reinterpret_cast<float*>(ring + kStages * S::stage) + query_tile * S::parts * 8 * kLanes + lane_id();
 
     fetch_queries();
     for (int step = 0; step < kStages - 1; ++step) fetch(step);
@@ -103,23 +110,27 @@ struct Attend {
     const Span common = args.reach.common(rows, length).within({start, stop});
 
     Softmax states[2] = {Softmax::of_none(), Softmax::of_none()};
-    float sums[SIZE / 8][4] = {};
+    Sums sums = {};
     for (int step = 0; step < steps; step += 2) {
-      Scores scores = {};
+      Scores scores[S::parts] = {};
       const Piece* tile = next(step);
-      if (busy) score(scores, tile);
-      tile = next(step + 1);
       if (busy) {
         const int first = start + step / 2 * S::keys + part * kTile;
-        if (first < common.start || first + kTile > common.stop) hide(scores, seen, first);
+        score(scores[0], tile + part * kTile * S::pieces);
+        if (first < common.start || first + kTile > common.stop) hide(scores[0], seen, first);
+        if constexpr (S::parts > 1) show(scores[0], exchange);
+      }
+      tile = next(step + 1);
+      if (busy) {
+        if constexpr (S::parts > 1) look(scores, exchange);
         weigh(scores, states, sums);
-        Products<T>::template add_values<S>(sums, scores, tile);
+#pragma unroll
+        for (int p = 0; p < S::parts; ++p) add_values(sums, scores[p], tile + p * kTile * S::pieces);
       }
     }
-    for (Softmax& state : states) state.sum = warp_sum<4>(state.sum);
     await_copies<0>();
-    unite_parts(states, sums);
-    if (busy && part == 0) chunk.slot < 0 ? finish(states, sums) : leave(states, sums);
+    for (Softmax& state : states) state.sum = warp_sum<4>(state.sum);
+    if (busy) chunk.slot < 0 ? finish(states, sums) : leave(states, sums);
   }
 
   // The new keys and values of the chunk go behind the cached ones, where nobody reads in this launch.
@@ -167,18 +178,29 @@ struct Attend {
     }
   }
 
+  // What the warps of a query tile score, they show each other; the barrier between is that of the ring.
+  __device__ void show(const Scores& scores, float* exchange) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) exchange[(part * 8 + i) * kLanes] = scores[i / 4][i % 4];
+  }
+
+  __device__ static void look(Scores (&scores)[S::parts], const float* exchange) {
+#pragma unroll
+    for (int i = 0; i < 8 * S::parts; ++i) scores[i / 8][i / 4 % 2][i % 4] = exchange[i * kLanes];
+  }
+
   // Turns scores into weights and brings what was summed before to their scale.
-  __device__ static void weigh(Scores& scores, Softmax (&states)[2], float (&sums)[SIZE / 8][4]) {
+  __device__ static void weigh(Scores (&scores)[S::parts], Softmax (&states)[2], Sums& sums) {
     float factors[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float largest = -INFINITY, sum = 0.0f;
 #pragma unroll
-      for (int k = 0; k < 4; ++k) largest = fmaxf(largest, scores[k / 2][2 * i + k % 2]);
+      for (int k = 0; k < 4 * S::parts; ++k) largest = fmaxf(largest, scores[k / 4][k / 2 % 2][2 * i + k % 2]);
       factors[i] = states[i].raise(warp_max<4>(largest));
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        float& score = scores[k / 2][2 * i + k % 2];
+      for (int k = 0; k < 4 * S::parts; ++k) {
+        float& score = scores[k / 4][k / 2 % 2][2 * i + k % 2];
         score = states[i].weight(score);
         sum += score;
       }
@@ -186,75 +208,49 @@ struct Attend {
     }
     if (__any_sync(kAllLanes, factors[0] != 1.0f || factors[1] != 1.0f)) {
 #pragma unroll
-      for (int n = 0; n < SIZE / 8 * 4; ++n) sums[n / 4][n % 4] *= factors[n % 4 / 2];
+      for (int n = 0; n < S::columns / 8 * 4; ++n) sums[n / 4][n % 4] *= factors[n % 4 / 2];
     }
   }
 
-  // The warps that share a query tile put together what they have; the first of them has it then.
-  __device__ void unite_parts(Softmax (&states)[2], float (&sums)[SIZE / 8][4]) const {
-    if constexpr (S::parts == 1) return;
-    constexpr int kept = SIZE / 2 + 4;  // of a lane
-    constexpr int room = kTile * S::pieces * (S::most_tiles + kStages * S::parts) * sizeof(Piece);
-    static_assert(S::most_tiles * kept * kLanes * sizeof(float) <= room);
-    float* const shared = reinterpret_cast<float*>(memory) + query_tile * kept * kLanes + lane_id();
-    __syncthreads();
-    if (part == 1) {
-      for (int i = 0; i < 2; ++i) {
-        shared[2 * i * kLanes] = states[i].max;
-        shared[(2 * i + 1) * kLanes] = states[i].sum;
-      }
-#pragma unroll
-      for (int n = 0; n < SIZE / 2; ++n) shared[(n + 4) * kLanes] = sums[n / 4][n % 4];
-    }
-    __syncthreads();
-    if (part == 0) {
-      float mine[2], other[2];
-      for (int i = 0; i < 2; ++i) {
-        const Softmax theirs = {shared[2 * i * kLanes], shared[(2 * i + 1) * kLanes]};
-        const Softmax both = merged(states[i], theirs);
-        mine[i] = both.weight(states[i].max), other[i] = both.weight(theirs.max);
-        states[i] = both;
-      }
-#pragma unroll
-      for (int n = 0; n < SIZE / 2; ++n) {
-        float& sum = sums[n / 4][n % 4];
-        sum = sum * mine[n % 4 / 2] + shared[(n + 4) * kLanes] * other[n % 4 / 2];
-      }
-    }
+  __device__ void add_values(Sums& sums, const Scores& weights, const Piece* values) const {
+    Products<T>::template add_values<S>(sums, weights, values, part * S::pieces / S::parts);
   }
 
-  __device__ void finish(const Softmax (&states)[2], const float (&sums)[SIZE / 8][4]) const {
+  // The first column that this lane writes.
+  __device__ int column() const { return part * S::columns + lane_id() % 4 * 2; }
+
+  __device__ void finish(const Softmax (&states)[2], const Sums& sums) const {
     for (int i = 0; i < 2; ++i) {
       const int query = first_query + lane_id() / 4 + 8 * i;
       if (query >= queries) continue;
       const float factor = 1.0f / states[i].sum;
       const int64_t row = segment.first + row_of(query);
-      T* const out = static_cast<T*>(args.out) + (row * args.key_heads * args.groups + head_of(query)) * SIZE;
+      T* const out = static_cast<T*>(args.out) + (row * args.key_heads * args.groups + head_of(query)) * SIZE + column();
 #pragma unroll
-      for (int n = 0; n < SIZE / 8; ++n) {
+      for (int n = 0; n < S::columns / 8; ++n) {
         const Pack<T, 2> pair = {narrow<T>(sums[n][2 * i] * factor), narrow<T>(sums[n][2 * i + 1] * factor)};
-        store_pack(out + 8 * n + lane_id() % 4 * 2, pair);
+        store_pack(out + 8 * n, pair);
       }
     }
   }
 
-  __device__ void leave(const Softmax (&states)[2], const float (&sums)[SIZE / 8][4]) const {
+  __device__ void leave(const Softmax (&states)[2], const Sums& sums) const {
     for (int i = 0; i < 2; ++i) {
       const int query = first_query + lane_id() / 4 + 8 * i;
       if (query >= queries) continue;
       const int64_t place = (chunk.slot * args.key_heads + head) * args.queries + query;
-      if (lane_id() % 4 == 0) args.states[place] = states[i];
+      if (part == 0 && lane_id() % 4 == 0) args.states[place] = states[i];
 #pragma unroll
-      for (int n = 0; n < SIZE / 8; ++n) {
+      for (int n = 0; n < S::columns / 8; ++n) {
         const Pack<float, 2> pair = {sums[n][2 * i], sums[n][2 * i + 1]};
-        store_pack(args.sums + place * SIZE + 8 * n + lane_id() % 4 * 2, pair);
+        store_pack(args.sums + place * SIZE + column() + 8 * n, pair);
       }
     }
   }
 };
 
 // Blocks: chunks, key heads, groups of query tiles. Threads: 32 `parts` for each query tile. Shared memory: 16 rows for
-// each query tile, and the ring.
+// each query tile, the ring, and 1 KiB for each warp where there are two for a query tile.
 template <class T, int SIZE>
 __device__ inline void attend(const AttendArgs& args) {
   DYNAMIC_SHARED(Piece, memory);

@@ -5,21 +5,22 @@
 // Of 16 queries with 16 keys: [16, 8] twice, as `warp_matrix.cuh` has C.
 using Scores = float[2][4];
 
-// What differs between numbers of 16 and of 32 bits.
+// What differs between numbers of 16 and of 32 bits. `add_values` takes a part of the columns, from piece `first` on.
 template <class T>
 struct Products;
 
 template <class T>
 struct HalfProducts {
   template <class Shape>
-  __device__ static void add_values(float (*out)[4], const Scores& weights, const Pack<uint32_t, 4>* values) {
+  __device__ static void add_values(float (*out)[4], const Scores& weights, const Pack<uint32_t, 4>* values,
+                                    int first) {
     const int lane = lane_id();
     const uint32_t a[4] = {pair(weights[0][0], weights[0][1]), pair(weights[0][2], weights[0][3]),
                            pair(weights[1][0], weights[1][1]), pair(weights[1][2], weights[1][3])};
 #pragma unroll
-    for (int piece = 0; piece < Shape::pieces; piece += 2) {
+    for (int piece = 0; piece < Shape::pieces / Shape::parts; piece += 2) {
       uint32_t b[4];
-      load_transposed(b, values + Shape::at(lane % 16, piece, lane / 16));
+      load_transposed(b, values + Shape::at(lane % 16, first + piece, lane / 16));
       Products<T>::add(out[piece], a, b[0], b[1]);
       Products<T>::add(out[piece + 1], a, b[2], b[3]);
     }
@@ -58,7 +59,8 @@ struct Products<float> {
 
   // Keys 2 t and 2 t + 1 stand for t and t + 4 on both sides, so that weights are where the product wants them.
   template <class Shape>
-  __device__ static void add_values(float (*out)[4], const Scores& weights, const Pack<uint32_t, 4>* values) {
+  __device__ static void add_values(float (*out)[4], const Scores& weights, const Pack<uint32_t, 4>* values,
+                                    int first) {
     const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -67,8 +69,9 @@ struct Products<float> {
                              __float_as_uint(w[3])};
       const int key = 8 * half + 2 * t;
 #pragma unroll
-      for (int column = 0; column < Shape::pieces / 2; ++column) {
-        const int one = Shape::at(key, 2 * column, g / 4), other = Shape::at(key + 1, 2 * column, g / 4);
+      for (int column = 0; column < Shape::pieces / Shape::parts / 2; ++column) {
+        const int piece = first + 2 * column, one = Shape::at(key, piece, g / 4);
+        const int other = Shape::at(key + 1, piece, g / 4);
         add(out[column], a, values[one].at[g % 4], values[other].at[g % 4]);
       }
     }

@@ -3,7 +3,7 @@
 use super::Request;
 use crate::attention::Heads;
 
-/// Queries that a warp has, and keys that it takes at a time.
+/// Queries that a warp has, and keys that it scores at a time.
 pub(super) const TILE: usize = 16;
 
 /// Stages of the ring of keys and values in shared memory.
@@ -42,13 +42,19 @@ pub(super) struct Shape {
 impl Shape {
     pub(super) fn of(element: Element, size: usize) -> Shape {
         let head_bytes = size * element.bytes();
-        let (parts, most_tiles) = if head_bytes > 512 { (1, 2) } else { (2, 4) };
+        let (parts, most_tiles) = match head_bytes {
+            ..64 => (1, 4),
+            ..=256 => (2, 4),
+            ..=512 => (2, 3),
+            _ => (1, 2),
+        };
         Shape { head_bytes, parts, most_tiles }
     }
 
-    /// Bytes of shared memory: queries, then the ring.
+    /// Bytes of shared memory: queries, the ring, and the scores that warps exchange.
     pub(super) fn shared(&self, query_tiles: usize) -> usize {
-        TILE * (query_tiles + STAGES * self.parts) * self.head_bytes
+        let exchanged = if self.parts > 1 { self.parts * TILE * TILE * 4 } else { 0 };
+        TILE * (query_tiles + STAGES * self.parts) * self.head_bytes + query_tiles * exchanged
     }
 }
 
