@@ -39,6 +39,7 @@ FLAGSHIP = DeltaSizes(
     kernel=roofline.TAPS,
 )
 SMALL = DeltaSizes(key_heads=2, value_heads=4, key_dim=16, value_dim=16, kernel=4)
+TWO_HEADS = DeltaSizes(key_heads=1, value_heads=2, key_dim=128, value_dim=128, kernel=4)
 TURNS = 20
 
 Row = dict[str, Any]
@@ -85,9 +86,13 @@ def parity(choice: Choice, device: torch.device) -> Iterator[Row]:
                 made = AttentionCase(choice, device, dtype, shape, segments, causal, window)
                 what = f"{shape[0]}/{shape[1]} heads of {shape[2]}, causal {causal}, window {window}, {dtype}"
                 yield judged("attention", what, made.compare)
-        for sizes, layers in ((SMALL, 2), (SMALL if small else FLAGSHIP, 1)):
+        for sizes, layers in ((SMALL, 2), (TWO_HEADS if small else FLAGSHIP, 1)):
             delta = DeltaCase(choice, device, dtype, sizes, layers, [1, 7, 8, 16])
-            yield judged("delta", f"heads of {sizes.value_dim}, {layers} layers, {dtype}", delta.compare)
+            yield judged(
+                "delta",
+                f"{sizes.value_heads} heads of {sizes.value_dim} in layers: {layers}, {dtype}",
+                delta.compare,
+            )
         for given in ({"temperature": 0.0}, {"temperature": 0.8}, {"top_k": 50, "top_p": 0.9, "min_p": 0.01}):
             vocabulary = 3000 if small else 50_000
             made = SamplingCase(choice, device, dtype, 6, roofline.BLOCK, vocabulary, 32, **given)

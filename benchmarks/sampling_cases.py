@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from dspark.kernels.sampler import Sampler
 from torch import Tensor
 
 from dspark import SamplingParams, _core
 from dspark.kernels import Choice
+from dspark.kernels.sampler import Sampler
 
 RULE = "rejection"
 

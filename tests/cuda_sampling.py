@@ -10,10 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cuda_host import Launcher
+from cuda_host import KERNELS, Launcher, Replay, library, sanitized
 from dspark import SamplingParams, _core
 
 Outcome = tuple[int, int]
+
+
+def under(sanitizer: str) -> Replay:
+    """The kernels of sampling and chains, built with a sanitizer."""
+    return sanitized(sanitizer, sources=(KERNELS / "sampling.cu", KERNELS / "chain.cu"))
 
 
 def run(
@@ -22,7 +27,7 @@ def run(
     also: Sequence[Tensor],
     threads: int | None = 64,
 ) -> tuple[bytes, Tensor, Tensor]:
-    """Launches a plan; `also` are the tensors that it reads. Gives the outcome, the table and the scratch memory."""
+    """Launches a plan; `also` are the tensors that it reads. Gives the outcome, the table and the scratch."""
     table = torch.frombuffer(bytearray(plan.table), dtype=torch.uint8)
     scratch = torch.full((plan.scratch,), 0xFF, dtype=torch.uint8)
     for entry, grid, block, raw in plan.launches(table.data_ptr(), scratch.data_ptr(), threads):
@@ -34,7 +39,7 @@ def run(
 
 @dataclass
 class Batch:
-    """Requests to be judged: request i owns `len(ids[i]) + 1` rows of `target` and `len(ids[i])` of `draft`."""
+    """Requests: the i-th owns `len(ids[i]) + 1` rows of `target` and `len(ids[i])` of `draft`."""
 
     target: Tensor
     draft: Tensor
@@ -128,8 +133,8 @@ def batch(
     most: int = 4,
     near: float = 0.5,
 ) -> Batch:
-    """One request for each of `params`, with up to `most` drafted tokens. Drafts resemble the target by `near`, and
-    tokens are drawn from them as the rule does."""
+    """One request for each of `params`, with up to `most` drafted tokens. Drafts resemble the target by
+    `near`, and tokens are drawn from them as the rule does."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [int(n) for n in torch.randint(0, most + 1, (len(params),), generator=generator)]
     total = sum(lengths)
@@ -162,14 +167,12 @@ def drafted(
     prompt: list[int],
     output: list[int],
 ) -> list[int]:
-    """A token for each row, drawn as a chain without heads draws it: from the law that acceptance will see."""
+    """A token for each row, drawn by a chain without heads: from the law that acceptance will see."""
     if len(rows) == 0:
         return []
     plan = _core.ChainPlan(
         [0], rows, None, {}, rule, [sampling], [noise], [(prompt, output)], gamma=len(rows)
     )
-    from cuda_host import library
-
     outcome, _, _ = run(plan, library(), [rows])
     [(ids, _)] = plan.read(outcome)
     return ids + [0] * (len(rows) - len(ids))

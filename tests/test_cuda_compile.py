@@ -6,6 +6,7 @@ import json
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from os import cpu_count
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,25 @@ def budgets() -> dict[str, dict[str, int]]:
     return tomllib.loads((CUDA / "budgets.toml").read_text())
 
 
+@pytest.fixture(scope="module")
+def compiled() -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """What every kernel uses, by unit and architecture; compiled on all cores, and kept for the next run."""
+    path, cores = nvrtc(), ThreadPoolExecutor(cpu_count() or 1)
+    with cores:
+        jobs = {
+            (unit, arch): cores.submit(_core.compile_kernels, path, str(compiled_kernels()), unit, arch)
+            for unit in UNITS
+            for arch in TESTED
+        }
+    return {job: found.result()[1] for job, found in jobs.items()}
+
+
 @pytest.mark.parametrize("architecture", TESTED)
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_unit_compiles_without_spills_and_within_its_registers(unit: str, architecture: str) -> None:
-    _, found = _core.compile_kernels(nvrtc(), str(compiled_kernels()), unit, architecture)
+def test_a_unit_compiles_without_spills_and_within_its_registers(
+    compiled: dict[tuple[str, str], list[dict[str, Any]]], unit: str, architecture: str
+) -> None:
+    found = compiled[unit, architecture]
     assert sorted(used["entry"] for used in found) == sorted(UNITS[unit])
     for used in found:
         name = used["entry"]

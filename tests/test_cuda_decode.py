@@ -1,4 +1,4 @@
-"""The whole way on the CPU: `DSparkDecoder` through launcher and stand-in driver to kernels, and what fails."""
+"""The whole way on the CPU: `DSparkDecoder` through launcher and stand-in driver to kernels, and failures."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_launch_that_fails_in_a_pass_fails_its_request(
 def test_kernels_that_do_not_load_are_one_warning_and_torch(
     driver: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, function: str
 ) -> None:
-    """The probe's kernel loads, attention's does not: the target says so, the draft tries again and has it."""
+    """The probe's kernel loads, attention's does not: the target says so, the draft's own try has it."""
     (tmp_path / "kernels").symlink_to(compiled_kernels())  # a choice of its own
     monkeypatch.setenv("DSPARK_KERNEL_CACHE", str(tmp_path / "kernels"))
     monkeypatch.setenv("DSPARK_STANDIN_FAIL", f"{function}:2:2")

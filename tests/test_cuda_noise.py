@@ -13,7 +13,11 @@ from cuda_host import EMULATE, Library, build, fields, needs_compiler
 SOURCE = """
 #include "device.cuh"
 #include "philox.cuh"
-struct NoiseArgs { double* uniforms; double* gumbels; unsigned long long* bits; unsigned long long seed; unsigned sample, anchor; };
+struct NoiseArgs {
+  double *uniforms, *gumbels;
+  unsigned long long *bits, seed;
+  unsigned sample, anchor;
+};
 KERNEL(noise, NoiseArgs, 32) {
   const sampling::Noise noise = {args.seed, args.sample, args.anchor};
   const unsigned i = threadIdx.x;

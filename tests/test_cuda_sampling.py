@@ -9,8 +9,8 @@ import pytest
 import scipy.stats
 import torch
 
-from cuda_host import Library, library, needs_compiler, sanitized
-from cuda_sampling import PARAMS, STYLES, Batch, batch, neutral, run
+from cuda_host import Library, library, needs_compiler
+from cuda_sampling import PARAMS, STYLES, Batch, batch, neutral, run, under
 from dspark import _core
 from dspark.errors import NumericsError, RequestError
 from test_cuda_noise import philox
@@ -124,7 +124,7 @@ def chi_square(counts: Counter[int], law: torch.Tensor) -> float:
 
 
 def draws(launcher: Library, runs: int = 3000, **given: Any) -> tuple[Counter[int], torch.Tensor]:
-    """First tokens of rounds that draft one token by the chain's kernels and judge it, and the target's law."""
+    """First tokens of rounds that draft one token by the chain's kernels and judge it; the target's law."""
     generator = torch.Generator().manual_seed(5)
     target, base = torch.randn(2, 1, 6, generator=generator)
     params = [neutral(**given)] * runs
@@ -183,8 +183,8 @@ def plant(planted: Library, fault: int) -> None:
 
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name != "STALE_TOKEN"])
 def test_planted_faults_are_caught(planted: Library, fault: str) -> None:
-    """The core's known bugs (rust/src/mutant.rs), as far as the kernels do what they are about: the rule "block", the
-    cut and the plan are the host's."""
+    """The core's known bugs (rust/src/mutant.rs), as far as the kernels do what they are about: the rule
+    "block", the cut and the plan are the host's."""
     params: list[dict[str, Any]] = [{"temperature": 0.8}] * 300
     made = batch(21, 8, torch.float32, params=params, most=2)
     if fault == "TIES_BY_RANK_ONLY":
@@ -237,4 +237,4 @@ def test_under_sanitizers(kind: str) -> None:
     given = [{"top_k": 9, "top_p": 0.8, "repetition_penalty": 1.3}, {"min_p": 0.1}, {"temperature": 0.0}]
     for rule in RULES:
         made = batch(31, 1100, torch.bfloat16, params=given, most=2, rule=rule)
-        assert made.differences(rule, sanitized(kind), 64)[0] == 0
+        assert made.differences(rule, under(kind), 64)[0] == 0

@@ -146,7 +146,7 @@ __device__ inline void descend(const Knife& knife, const Budget& budget, Search&
       });
     }
     __syncthreads();
-    if (search.is_reached && threadIdx.x < 32) find_bin(search, budget, bins, shift);
+    if (threadIdx.x < 32 && search.is_reached) find_bin(search, budget, bins, shift);
     __syncthreads();
     mask |= (u32)(bins - 1) << shift;
   }

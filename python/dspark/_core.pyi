@@ -135,7 +135,7 @@ _History = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 @final
 class VerifyPlan:
-    """The acceptance of a batch by kernels: a table for the device, scratch memory there, launches, an outcome."""
+    """The acceptance of a batch by kernels: a table and scratch memory, launches, an outcome."""
 
     def __new__(
         cls,

@@ -45,8 +45,8 @@ class Sampler:
 
 
 def sampling_role(choice: Choice, dtypes: set[torch.dtype], rank: int) -> str:
-    """Who draws and judges for models of these element types and a Markov head of this rank (0: none), and why:
-    "kernel ..." or "core: ..."."""
+    """Who draws and judges for models of these element types and a Markov head of this rank (0: none):
+    "kernel ..." or "core: ..." with the reason."""
     if choice.kernels is None:
         return f"core: {choice.reason}"
     if torch.float64 in dtypes:

@@ -17,9 +17,9 @@ from dspark.target.protocol import Target, TargetCache
 class Runner:
     """Target, draft and their caches by request id.
 
-    Logits leave with unit column stride where they are: the core reads those of the CPU in place, lets `sampler` decide
-    on those of another device, and copies to the host what it reads itself. The engine calls it from one
-    thread under `torch.inference_mode`.
+    Logits leave with unit column stride where they are: `sampler`, if there is one, decides there; the core
+    reads those of the CPU in place and copies others to the host. The engine calls it from one thread under
+    `torch.inference_mode`.
     """
 
     def __init__(

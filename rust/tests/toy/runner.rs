@@ -114,7 +114,7 @@ pub struct ToyRunner {
     /// Blocks that it drew and judged.
     pub decided: Arc<Mutex<(usize, usize)>>,
     /// The laws of the last blocks it drew.
-    laws: HashMap<RequestId, Vec<Law<'static>>>,
+    pub laws: HashMap<RequestId, Vec<Law<'static>>>,
 }
 
 impl ToyRunner {
