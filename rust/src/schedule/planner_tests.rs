@@ -119,6 +119,6 @@ fn waits(anew: bool) -> Vec<usize> {
 #[test]
 fn tries_that_do_not_pay_become_rare_whatever_policies_are_given() {
     let waits = waits(false);
-    assert!(waits.is_sorted() && waits.last() == Some(&257), "{waits:?}");
+    assert!(waits.is_sorted() && waits.last() == Some(&65), "{waits:?}");
     assert_eq!(self::waits(true), waits);
 }

@@ -3,7 +3,7 @@
 
 mod world;
 
-use dspark_core::schedule::Skip;
+use dspark_core::schedule::{Policy, Skip};
 use world::*;
 
 const HEADS: [Head; 4] = [Head::Right, Head::Sure, Head::Constant, Head::None];
@@ -136,6 +136,40 @@ fn the_correction_finds_a_head_that_is_off_and_leaves_a_right_one_alone() {
             world.planner.offsets(true).unwrap().iter().all(|&x| x == 0.0),
             "greedy requests taught nothing"
         );
+    }
+}
+
+/// Tokens per second of requests of 47 rounds each, `batch` at a time, whose means lie within `spread` of `mean`: once
+/// 10 batches are through.
+fn of_short_requests(machine: &Machine, batch: usize, mean: f64, spread: f64, mode: Option<Policy>) -> f64 {
+    let drafts = mode.is_some();
+    let mut world = World::new(machine.clone(), Vec::new(), mode.unwrap_or(Policy::Fixed));
+    let mut sum = Account::default();
+    for group in 0..60 {
+        world.clients = clients(batch, mean, Head::Right);
+        for (i, client) in world.clients.iter_mut().enumerate() {
+            let even = ((group * batch + i) * 37 % 101) as f64 / 50.0 - 1.0;
+            client.mean = (mean * (1.0 + spread * even)).min(0.95);
+        }
+        let account = world.stretch(47, drafts);
+        if group >= 10 {
+            (sum.tokens, sum.seconds) = (sum.tokens + account.tokens, sum.seconds + account.seconds);
+        }
+    }
+    sum.rate()
+}
+
+#[test]
+fn short_requests_near_the_break_even_do_not_pay_for_their_luck() {
+    for (name, machine) in [("idle", idle()), ("flat", gpu())] {
+        for (batch, mean) in [(1, 0.15), (1, 0.2), (1, 0.25), (1, 0.3), (4, 0.25), (4, 0.3)] {
+            for spread in [0.0, 0.4, 0.9] {
+                let rate = |mode| of_short_requests(&machine, batch, mean, spread, mode);
+                let best = rate(None).max(rate(Some(Policy::Fixed)));
+                let ours = rate(Some(throughput(&machine, 0))) / best;
+                assert!(ours >= 0.98, "{name}, {batch} requests, mean {mean} within {spread}: {ours:.3}");
+            }
+        }
     }
 }
 

@@ -32,6 +32,12 @@ pub fn cpu() -> Machine {
     Machine { pass, draft: |r| 0.004 + 0.002 * r as f64, token: 0.0003, busy: 1.0, noise: 0.03 }
 }
 
+/// A little model on an idle processor: rows cost next to nothing, and a draft a tenth of a pass.
+pub fn idle() -> Machine {
+    let pass = |t: usize| 0.016 + 0.0003 * t as f64;
+    Machine { pass, draft: |r| 0.002 + 0.0005 * r as f64, token: 0.00002, busy: 1.0, noise: 0.05 }
+}
+
 /// A kernel that takes tokens by eights.
 pub fn steps() -> Machine {
     let pass = |t: usize| 0.008 + 0.006 * t.div_ceil(8) as f64;
