@@ -88,10 +88,7 @@ impl Sampler {
     }
 
     /// Lets Python run a plan.
-    fn run<T: PyClass + Into<PyClassInitializer<T>>>(
-        &self,
-        plan: T,
-    ) -> Result<(Py<T>, Run), RunnerError> {
+    fn run<T: PyClass + Into<PyClassInitializer<T>>>(&self, plan: T) -> Result<(Py<T>, Run), RunnerError> {
         Python::attach(|py| {
             let plan = Py::new(py, plan)?;
             let run = self.object.bind(py).call_method1("run", (&plan,))?.extract()?;
