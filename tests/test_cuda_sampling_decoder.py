@@ -69,8 +69,8 @@ def by_core(driver: Library) -> Iterator[Make]:
 
 
 def texts(decoder: DSparkDecoder, **sampling: Any) -> list[Any]:
-    """What a decoder makes of the prompts: tokens and rounds. One after the other: products over another batch
-    differ in their last bits."""
+    """What a decoder makes of the prompts: tokens and rounds. One after the other, since products over
+    another batch differ in their last bits."""
     params = SamplingParams(max_tokens=8, ignore_eos=True, **sampling)
     results = [decoder.generate(prompt, params) for prompt in PROMPTS]
     return [
