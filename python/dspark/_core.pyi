@@ -8,6 +8,7 @@ from dspark.sampling import SamplingParams
 __all__ = [
     "Attention",
     "Calibration",
+    "ChainPlan",
     "CostTable",
     "Engine",
     "KernelAttention",
@@ -17,6 +18,7 @@ __all__ = [
     "Product",
     "Ticket",
     "Uniforms",
+    "VerifyPlan",
     "__version__",
     "accept_batch",
     "compile_kernels",
