@@ -41,7 +41,7 @@ demo: $(EXTENSION) $(if $(filter smollm2,$(MODEL)),$(STAMPS)/extra-gguf)
 
 test: lint
 	cargo test --quiet --locked
-	cargo test --quiet --locked --features mutants
+	cargo test --quiet --locked --features mutants,cuda
 	$(BIN)/python -m pytest
 
 test-long: $(EXTENSION) $(STAMPS)/extra-test

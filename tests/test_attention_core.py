@@ -42,7 +42,7 @@ def attended(
     attention = CachedAttention(segments, QUERY_HEADS, windows, causal, rule)
     outputs = [attention.layer(layer, heads) for layer in range(LAYERS)]
     kept = [store.data[:, :, : store.length + n] for store, n in segments]
-    return outputs, kept, attention._core is not None
+    return outputs, kept, attention._together is not None
 
 
 def compare(dtype: torch.dtype, heads: Tensor, *how: object) -> None:

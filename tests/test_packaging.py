@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import dspark
+from dspark import _core
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(dspark.__file__).parent
@@ -63,6 +64,17 @@ def test_the_planted_bugs_are_not_built_into_the_package() -> None:
     assert "default" not in features
     assert features["mutants"] == []
     assert "mutants" not in features["python"]
+
+
+def test_kernels_are_embedded_and_no_folder_of_theirs_is_installed() -> None:
+    """In a wheel a folder `cuda` would shadow NVIDIA's package; an sdist has to bring what is embedded."""
+    kernels = ROOT / "cuda" / "kernels"
+    assert sorted(name for name, _ in _core.kernel_units()) == sorted(
+        path.stem for path in kernels.glob("*.cu")
+    )
+    include = settings("pyproject.toml")["tool"]["maturin"]["include"]  # type: ignore[index]
+    assert include == [{"path": "cuda/**/*", "format": "sdist"}]
+    assert not (ROOT / "python" / "cuda").exists()
 
 
 def test_every_package_that_the_sources_need_is_listed() -> None:

@@ -8,15 +8,23 @@ from dspark.sampling import SamplingParams
 __all__ = [
     "Attention",
     "Calibration",
+    "ChainPlan",
     "CostTable",
     "Engine",
+    "KernelAttention",
+    "KernelDelta",
+    "Kernels",
     "Noise",
     "Product",
     "Ticket",
     "Uniforms",
+    "VerifyPlan",
     "__version__",
     "accept_batch",
+    "compile_kernels",
     "draft_chain",
+    "kernel_architecture",
+    "kernel_units",
     "plan",
     "step_logits",
     "threshold_prefix",
@@ -109,6 +117,137 @@ class Product:
     def run(self, x: int, rows: int, start: int, out: int) -> None: ...
 
 @final
+class Kernels:
+    """The kernels of one device, by address; `dspark.kernels.choose` makes them."""
+
+    def __new__(cls, driver: str, nvrtc: str, cache: str | None, device: int) -> Kernels: ...
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def nvrtc(self) -> str: ...
+    @property
+    def multiprocessors(self) -> int: ...
+    def prepare(self, entries: Sequence[str]) -> None: ...
+    def probe(self, out: int, blocks: int, start: int, stream: int) -> None: ...
+
+_Launch = tuple[str, tuple[int, int, int], int, bytes]
+_History = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+@final
+class VerifyPlan:
+    """The acceptance of a batch by kernels: a table and scratch memory, launches, an outcome."""
+
+    def __new__(
+        cls,
+        target_logits: Any,
+        draft_ids: Sequence[Sequence[int]],
+        draft_logits: Any | tuple[ChainPlan, int, int, Sequence[int]] | None,
+        rule: str,
+        params: Sequence[SamplingParams],
+        noise: Sequence[Noise],
+        history: _History,
+    ) -> VerifyPlan: ...
+    @property
+    def table(self) -> bytes: ...
+    @property
+    def scratch(self) -> int: ...
+    @property
+    def result(self) -> tuple[int, int]: ...
+    def launches(self, table: int, scratch: int, threads: int | None = None) -> list[_Launch]: ...
+    def run(self, kernels: Kernels, table: int, scratch: int, stream: int) -> None: ...
+    def read(self, result: bytes) -> list[tuple[int, int, bool]]: ...
+
+@final
+class ChainPlan:
+    """Markov chains of a batch by kernels, as `VerifyPlan`."""
+
+    def __new__(
+        cls,
+        anchors: Sequence[int],
+        base_logits: Any,
+        hidden: Any | None,
+        heads: dict[str, Any],
+        rule: str,
+        params: Sequence[SamplingParams],
+        noise: Sequence[Noise],
+        history: _History,
+        *,
+        gamma: int,
+        limit: int | None = None,
+        threshold: float | None = None,
+    ) -> ChainPlan: ...
+    @property
+    def table(self) -> bytes: ...
+    @property
+    def scratch(self) -> int: ...
+    @property
+    def result(self) -> tuple[int, int]: ...
+    def launches(self, table: int, scratch: int, threads: int | None = None) -> list[_Launch]: ...
+    def run(self, kernels: Kernels, table: int, scratch: int, stream: int) -> None: ...
+    def read(self, result: bytes) -> list[tuple[list[int], list[float]]]: ...
+
+@final
+class KernelAttention:
+    """Attention of one pass by kernel: rows of several requests over their caches; by address."""
+
+    def __new__(
+        cls,
+        kernels: Kernels,
+        dtype: str,
+        key_heads: int,
+        query_heads: int,
+        head_dim: int,
+        segments: list[tuple[int, int, int, int, int]],
+        reaches: list[tuple[bool, int, bool]],
+        stream: int,
+    ) -> KernelAttention: ...
+    @property
+    def table(self) -> list[int]: ...
+    @property
+    def workspace(self) -> int: ...
+    def layer(
+        self,
+        index: int,
+        reach: int,
+        input: int,
+        row_stride: int,
+        output: int,
+        table: int,
+        workspace: int,
+    ) -> None: ...
+
+# Requests, most rows of one, rows; addresses: table, inputs, keys, log decays, updates.
+_DeltaBatch: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+# Addresses: taps, rate, time bias, head weight or 0; added to squared lengths of keys, of outputs.
+_DeltaWeights: TypeAlias = tuple[int, int, int, int, float, float]
+
+@final
+class KernelDelta:
+    """The gated delta rule of a model's linear layers by kernel; by address."""
+
+    MOST_ROWS: Final[int]
+    def __new__(
+        cls,
+        kernels: Kernels,
+        dtype: str,
+        key_heads: int,
+        groups: int,
+        key_dim: int,
+        value_dim: int,
+        taps: int,
+    ) -> KernelDelta: ...
+    @property
+    def entries(self) -> list[str]: ...
+    def rows(
+        self, batch: _DeltaBatch, weights: _DeltaWeights, layer: int, mixed: int, out: int, stream: int
+    ) -> None: ...
+    def carry(
+        self, batch: _DeltaBatch, layers: int, first: int, count: int, conv: int, state: int, stream: int
+    ) -> None: ...
+
+@final
 class Ticket:
     """A submitted request. Dropping it cancels the request."""
 
@@ -186,6 +325,11 @@ def draft_chain(
 def step_logits(
     tokens: Sequence[int], base_logits: Any, hidden: Any, heads: dict[str, Any]
 ) -> list[list[float]]: ...
+def kernel_architecture(capability: int) -> str: ...
+def kernel_units() -> list[tuple[str, list[str]]]: ...
+def compile_kernels(
+    nvrtc: str, cache: str | None, unit: str, architecture: str
+) -> tuple[bool, list[dict[str, Any]]]: ...
 def plan(
     confidences: Sequence[Sequence[float]],
     cost_table: CostTable,

@@ -31,3 +31,7 @@ class RequestError(DSparkError):
 
 class NumericsError(DSparkError):
     """The target produced logits from which no token can be drawn (NaN, +inf, or all -inf)."""
+
+
+class KernelError(DSparkError):
+    """A CUDA kernel cannot be compiled or loaded, or its launch failed."""

@@ -31,6 +31,12 @@ use crate::noise::RoundNoise;
 use crate::params::SamplingParams;
 use crate::rows::Row;
 
+/// What a single-precision logit's distance from the largest is multiplied with.
+#[cfg(feature = "cuda")]
+pub(crate) fn inverse_temperature(temperature: f64) -> f32 {
+    Shift::new(0.0f32, temperature).inverse_temperature
+}
+
 /// Why nothing can be drawn from a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRow {

@@ -10,6 +10,8 @@ pub mod attention;
 pub mod calibration;
 pub mod chain;
 pub mod confidence;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod engine;
 pub mod history;
 pub mod law;

@@ -118,6 +118,12 @@ impl Counted {
         Self { noise, anchor }
     }
 
+    /// The request's noise and the anchor's position: all that these numbers are a function of.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn parts(&self) -> (Noise, u32) {
+        (self.noise, self.anchor)
+    }
+
     fn uniform(&self, slot: usize, purpose: Purpose) -> f64 {
         if mutant::on(Mutant::PositionKeys) {
             return self.noise.uniform(self.position(slot), 0, purpose);

@@ -249,3 +249,48 @@ fn many_threads_use_one_engine_and_it_closes_while_busy() {
         inbox.finish(|finish| assert!(matches!(finish.reason, FinishReason::Length | FinishReason::Abort)));
     }
 }
+
+/// Requests whose rows the runner judges, beside others whose rows the core does: all get what they get from the core.
+#[test]
+fn a_runner_may_decide_about_some_requests() {
+    for rule in [Rule::Rejection, Rule::Coupled] {
+        let run = |decides_above| {
+            let runner = ToyRunner { error: 0.4, decides_above, confident: true, ..ToyRunner::default() };
+            let (decided, stats) = (runner.decided.clone(), std::sync::Arc::<StatsBoard>::default());
+            let (mut engine, queue) = toy::with(toy::config(rule, toy::GAMMA), runner, stats.clone());
+            let temperatures = [0.0, 0.5, 0.9, 1.4];
+            let inboxes: Vec<_> = (1..)
+                .zip(temperatures)
+                .map(|(id, temperature)| {
+                    let params =
+                        SamplingParams { temperature, frequency_penalty: 0.3, ..SamplingParams::default() };
+                    let (request, inbox) = request(id, &[3, 1, 4], params, 30);
+                    assert!(queue.submit(request).is_ok());
+                    inbox
+                })
+                .collect();
+            while !inboxes.iter().all(Inbox::is_over) {
+                engine.step();
+            }
+            let rounds = |inbox: &Inbox| inbox.finish(|finish| finish.rounds.clone());
+            let results: Vec<_> = inboxes.iter().map(|inbox| (inbox.tokens(), rounds(inbox))).collect();
+            (results, *decided.lock().unwrap(), stats.read().close)
+        };
+        let (by_core, nothing, close) = run(None);
+        assert_eq!((nothing, close), ((0, 0), 0));
+        for bound in [0.7, -1.0] {
+            let (found, (drawn, judged), close) = run(Some(bound));
+            assert_eq!(found, by_core, "{rule:?}");
+            assert!(drawn > 10 && judged > drawn, "first tokens are judged too");
+            assert_eq!(close, judged as u64);
+        }
+    }
+}
+
+#[test]
+fn a_row_that_a_runner_cannot_judge_ends_its_request() {
+    let runner = ToyRunner { poison: Some(1), decides_above: Some(-1.0), ..ToyRunner::default() };
+    let (request, inbox) = request(1, &[3, 1], greedy(), 9);
+    serve(Rule::Rejection, toy::GAMMA, runner, vec![request], std::slice::from_ref(&inbox));
+    inbox.finish(|finish| assert!(matches!(finish.error, Some(Failure::Numerics(_)))));
+}

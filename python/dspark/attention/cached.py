@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,8 +11,12 @@ from torch import Tensor
 from dspark import _core
 from dspark.attention.cache import KVStore
 from dspark.attention.functional import ROWS_AT_ONCE, attend
+from dspark.attention.kernel import KernelPass, suits_kernel
 from dspark.attention.visible import Visible
 from dspark.attention.workers import parallel_region
+
+if TYPE_CHECKING:
+    from dspark.attention.choice import AttentionKernel
 
 FEW_ROWS = 16
 """Rows of a request up to which the core's attention is used: a verify pass or a draft block."""
@@ -56,11 +61,11 @@ class CachedAttention:
     Segment i owns the next n rows, at positions length .. length + n - 1 of its store. Lengths do not
     advance.
 
-    A few rows for each request on a CPU, in float32 or bfloat16, are the core's: one call for the batch.
-    Everything else goes request by request through torch.
+    A few rows for each request are one call for the batch: the kernel's where there is one, the core's on a
+    CPU in float32 or bfloat16. Everything else goes request by request through torch.
     """
 
-    __slots__ = ("_core", "_parts", "_query_heads", "_reach_of", "_windows", "device")
+    __slots__ = ("_parts", "_query_heads", "_reach_of", "_together", "_windows", "device")
 
     def __init__(
         self,
@@ -69,9 +74,10 @@ class CachedAttention:
         windows: Sequence[int | None],
         causal: bool,
         window_rule: str = "sliding",
+        kernel: AttentionKernel | None = None,
     ) -> None:
         """`windows[l]` bounds what layer l sees (None: everything); such a layer is causal in any case,
-        unless `window_rule` (`dspark.draft.config.WINDOW_RULES`) says otherwise."""
+        unless `window_rule` (`dspark.draft.config.WINDOW_RULES`) says otherwise. `kernel`: the model's."""
         self._query_heads = query_heads
         self._windows = windows
         self.device = segments[0][0].data.device
@@ -83,19 +89,14 @@ class CachedAttention:
         }
         anchored = window_rule != "sliding"
         self._parts: list[_Part] = []
-        self._core: _core.Attention | None = None
-        if _suits_core(segments):
-            first = segments[0][0].data
-            self._reach_of = {window: number for number, window in enumerate(kinds)}
-            self._core = _core.Attention(
-                _CORE_DTYPES[first.dtype],
-                segments[0][0].kv_heads,
-                query_heads,
-                first.shape[3],
-                [(s.data.data_ptr(), s.capacity, s.length, rows) for s, rows in segments],
-                [(hides_later[w], w or 0, anchored) for w in kinds],
-                parallel_region(),
-            )
+        self._reach_of = {window: number for number, window in enumerate(kinds)}
+        reaches = [(hides_later[w], w or 0, anchored) for w in kinds]
+        self._together: KernelPass | _core.Attention | None = None
+        if kernel is not None and kernel.kernels is not None and suits_kernel(segments):
+            self._together = KernelPass(kernel.kernels, segments, query_heads, reaches)
+        elif _suits_core(segments):
+            self._together = _core_pass(segments, query_heads, reaches)
+        if self._together is not None:
             return
         row = 0
         for store, rows in segments:
@@ -106,8 +107,8 @@ class CachedAttention:
     def layer(self, index: int, heads: Tensor) -> Tensor:
         """heads `[rows, q + k + v heads, head_dim]` of layer `index`, to `[rows, q heads * head_dim]`."""
         window = self._windows[index]
-        if self._core is not None:
-            return self._by_core(self._core, index, self._reach_of[window], heads)
+        if self._together is not None:
+            return self._all_together(self._together, index, self._reach_of[window], heads)
         queries, fresh = heads[:, : self._query_heads], heads[:, self._query_heads :]
         if len(self._parts) == 1:
             return self._parts[0].attend(index, window, queries, fresh)
@@ -118,15 +119,32 @@ class CachedAttention:
             ]
         )
 
-    def _by_core(self, core: _core.Attention, index: int, reach: int, heads: Tensor) -> Tensor:
+    def _all_together(
+        self, together: KernelPass | _core.Attention, index: int, reach: int, heads: Tensor
+    ) -> Tensor:
         rows, _, head_dim = heads.shape
         row_stride, head_stride, stride = heads.stride()
         if (head_stride, stride) != (head_dim, 1):
             heads = heads.contiguous()
             row_stride = heads.stride(0)
         out = heads.new_empty((rows, self._query_heads * head_dim))
-        core.layer(index, reach, heads.data_ptr(), row_stride, out.data_ptr())
+        together.layer(index, reach, heads.data_ptr(), row_stride, out.data_ptr())
         return out
+
+
+def _core_pass(
+    segments: Sequence[tuple[KVStore, int]], query_heads: int, reaches: list[tuple[bool, int, bool]]
+) -> _core.Attention:
+    first, _ = segments[0]
+    return _core.Attention(
+        _CORE_DTYPES[first.data.dtype],
+        first.kv_heads,
+        query_heads,
+        first.data.shape[3],
+        [(store.data.data_ptr(), store.capacity, store.length, rows) for store, rows in segments],
+        reaches,
+        parallel_region(),
+    )
 
 
 def _suits_core(segments: Sequence[tuple[KVStore, int]]) -> bool:

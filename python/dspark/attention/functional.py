@@ -1,4 +1,4 @@
-"""`attend`: grouped-query attention of the newest rows of one sequence. The place for a kernel."""
+"""`attend`: grouped-query attention of the newest rows of one sequence."""
 
 from __future__ import annotations
 

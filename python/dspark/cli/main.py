@@ -13,7 +13,19 @@ from contextlib import suppress
 from typing import NoReturn
 
 from dspark import __version__
-from dspark.cli import audit, bench, calibrate, chat, evaluate, export, generate, inspect, profile, train
+from dspark.cli import (
+    audit,
+    bench,
+    calibrate,
+    chat,
+    evaluate,
+    export,
+    generate,
+    inspect,
+    kernels,
+    profile,
+    train,
+)
 from dspark.cli.show import print_json, say
 from dspark.cli.streams import check_output, discard, write
 from dspark.errors import ConfigError, DSparkError
@@ -31,6 +43,7 @@ _COMMANDS = {
     "evaluate": evaluate,
     "profile": profile,
     "bench": bench,
+    "kernels": kernels,
     "train": train,
 }
 

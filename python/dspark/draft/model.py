@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dspark.attention import CachedAttention
+from dspark.attention import AttentionKernel, CachedAttention, attention_kernel
 from dspark.draft.confidence import AcceptRatePredictor
 from dspark.draft.config import DraftConfig
 from dspark.draft.context import DraftContext
 from dspark.draft.frozen import FrozenDraft
 from dspark.draft.markov import build_markov_head
 from dspark.errors import ConfigError
+from dspark.kernels import Choice
 from dspark.layers.decoder import DecoderLayer, KeysValues, LayerShape, decoder_layers
 from dspark.layers.norm import RMSNorm
 from dspark.layers.rotary import RotaryTable
@@ -63,6 +64,7 @@ class DSparkDraftModel(nn.Module):
         self._frozen: FrozenDraft | None = None
         self._fill: Callable[[str], None] = lambda prefix: None
         self._rotary: RotaryTable | None = None
+        self._kernel: AttentionKernel | None = None
 
     def _build_layers(self) -> nn.ModuleList:
         config = self.config
@@ -190,6 +192,11 @@ class DSparkDraftModel(nn.Module):
         head.weight = nn.Parameter(weight, requires_grad=False)
         return head
 
+    def use_kernels(self, choice: Choice) -> dict[str, str]:
+        """Lets passes use CUDA kernels from now on; returns who does what, by role."""
+        self._kernel = attention_kernel(choice, self.dtype, [self.config.head_dim])
+        return {"attention": self._kernel.how}
+
     def new_context(self) -> DraftContext:
         """An empty context for one request."""
         config = self.config
@@ -260,6 +267,7 @@ class DSparkDraftModel(nn.Module):
             config.windows,
             causal=False,
             window_rule=config.window_rule,
+            kernel=self._kernel,
         )
         masks = [config.mask_token_id] * (size - 1)
         ids = [token for anchor in anchors for token in (anchor, *masks)]

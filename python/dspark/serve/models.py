@@ -16,10 +16,12 @@ from dspark.attention.workers import parallel_region
 from dspark.checkpoint.calibration import FILE_NAME, Entry
 from dspark.draft import DSparkDraftModel, load_draft
 from dspark.errors import CheckpointError, ConfigError, RequestError
+from dspark.kernels import ROLES, Choice, look
+from dspark.kernels.sampler import Sampler, sampling_role
 from dspark.pretrained import resolve
 from dspark.sampling import SamplingParams
 from dspark.serve.calibration import draft_calibrations
-from dspark.serve.heads import heads_to_core
+from dspark.serve.heads import heads_to_core, heads_to_device
 from dspark.serve.runner import Runner
 from dspark.target import load_target
 from dspark.target.protocol import Target
@@ -48,6 +50,10 @@ class Models:
     calibrations: tuple[Entry, ...] = ()
     """The entries of the draft's `calibration.json`."""
     switched_off: list[str] = field(default_factory=list)
+    kernels: Choice = field(default_factory=lambda: Choice(None, "nobody chose"))
+    """The CUDA kernels of the models' device."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Who does what kernels could do, and why, by role; the draft's own as "draft ..."."""
 
     @classmethod
     def load(
@@ -75,6 +81,15 @@ class Models:
                 block_size=block_size,
                 progress=progress,
             )
+        choice = look(where)
+        roles = _give_kernels(model, choice) | {
+            f"draft {role}": how for role, how in _give_kernels(draft_model, choice).items()
+        }
+        dtypes, rank = {model.dtype}, 0
+        if draft_model is not None:
+            dtypes.add(draft_model.dtype)
+            rank = draft_model.config.markov_rank
+        roles["sampling"] = sampling_role(choice, dtypes, rank)
         calibrations: tuple[Entry, ...] = ()
         if draft_path is not None and draft_model is not None:
             calibrations = draft_calibrations(draft_path / FILE_NAME, draft_model.config, block_size)
@@ -95,6 +110,8 @@ class Models:
             paths=(target_path, draft_path),
             calibrations=calibrations,
             switched_off=switched_off,
+            kernels=choice,
+            roles=roles,
         )
 
     @property
@@ -150,7 +167,14 @@ class Models:
 
     def runner(self) -> Runner:
         """Torch's side of the engine."""
-        return Runner(self.target, self.draft)
+        return Runner(self.target, self.draft, self._sampler())
+
+    def _sampler(self) -> Sampler | None:
+        """What decides on the models' device, if kernels do."""
+        if self.kernels.kernels is None or not self.roles.get("sampling", "").startswith("kernel"):
+            return None
+        heads = {} if self.draft is None else heads_to_device(self.draft, self.target.config.vocab_size)
+        return Sampler(self.kernels.kernels, self.target.device, heads)
 
     def heads(self) -> dict[str, Any]:
         """The draft's heads as the core reads them."""
@@ -163,6 +187,23 @@ class Models:
         threads = "torch's threads" if parallel_region() else "one thread: no OpenMP library is torch's alone"
         return f"the core's, on {threads}, for a few rows of float32 or bfloat16; torch's for the rest"
 
+    def _decisions(self) -> str:
+        """Who chooses tokens, and where."""
+        if self.roles.get("sampling", "").startswith("kernel"):
+            return "the kernels where the logits lie, and Rust on the CPU for what they do not serve"
+        if self.target.device.type == "cpu":
+            return "Rust on the CPU, reading logits in place"
+        return "Rust on the CPU, logits copied to the host"
+
+    def _kernels(self) -> dict[str, str]:
+        """What the CUDA kernels are compiled for, and who does what they could do."""
+        core, reason = self.kernels.kernels, self.kernels.reason
+        where = (
+            f"none: {reason}" if core is None else f"{core.architecture} by NVRTC {core.nvrtc}: {core.name}"
+        )
+        nobody = f"no kernels: {reason}" if core is None else "this model has no place for kernels"
+        return {"compiled for": where, **dict.fromkeys(ROLES, nobody), **self.roles}
+
     def info(self) -> dict[str, Any]:
         """What was loaded, and how it runs."""
         target, draft = self.paths
@@ -174,14 +215,19 @@ class Models:
             "draft_dtype": None if self.draft is None else str(self.draft.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
-            "decisions": "Rust on the CPU, reading logits in place"
-            if self.target.device.type == "cpu"
-            else "Rust on the CPU, logits copied to the host",
+            "decisions": self._decisions(),
             "attention": self._attention(),
+            "kernels": self._kernels(),
             "target_runs_through": getattr(self.target, "runs_through", "dspark"),
             "speculation": self.speculation,
             "switched_off": list(self.switched_off),
         }
+
+
+def _give_kernels(model: object, choice: Choice) -> dict[str, str]:
+    """Lets a model use kernels from now on, if it can; returns who does what, by role."""
+    use: Callable[[Choice], dict[str, str]] | None = getattr(model, "use_kernels", None)
+    return {} if use is None else use(choice)
 
 
 def _without_tokenizer(target: Path) -> str:

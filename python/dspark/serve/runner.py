@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dspark.draft import DSparkDraftModel
 from dspark.errors import ConfigError
+from dspark.kernels.sampler import Sampler
 from dspark.serve.feed import ContextFeed
 from dspark.target.protocol import Target, TargetCache
 
@@ -16,12 +17,16 @@ from dspark.target.protocol import Target, TargetCache
 class Runner:
     """Target, draft and their caches by request id.
 
-    Logits leave as CPU tensors with unit column stride, which the core reads in place; on another device they
-    are copied to the host first. The engine calls it from one thread under `torch.inference_mode`.
+    Logits leave with unit column stride where they are: `sampler`, if there is one, decides there; the core
+    reads those of the CPU in place and copies others to the host. The engine calls it from one thread under
+    `torch.inference_mode`.
     """
 
-    def __init__(self, target: Target, draft: DSparkDraftModel | None) -> None:
+    def __init__(
+        self, target: Target, draft: DSparkDraftModel | None, sampler: Sampler | None = None
+    ) -> None:
         self.target = target
+        self.sampler = sampler
         self.draft_model = draft
         self.forks_at_parts = target.forks_at_parts
         self.taps: Sequence[int] = draft.config.target_layer_ids if draft is not None else ()
@@ -90,7 +95,7 @@ class Runner:
             if request not in self._caches:
                 self._begin(request, drafting)
         rows = [self._prefill_one(request, part) for request, part in zip(ids, parts, strict=True)]
-        return self._to_host(torch.cat(rows) if len(rows) > 1 else rows[0])
+        return torch.cat(rows) if len(rows) > 1 else rows[0]
 
     def _begin(self, request: int, drafting: bool) -> None:
         self._caches[request] = self.target.new_cache()
@@ -125,7 +130,7 @@ class Runner:
         contexts = self._feed.complete(ids)
         hidden, base = self.draft_model.block(anchors, contexts)
         self._drafted = set(ids)
-        return self._to_host(base), self._to_host(hidden) if self.needs_hidden else None
+        return base, hidden if self.needs_hidden else None
 
     def verify(self, ids: list[int], tokens: list[int], lengths: list[int]) -> Tensor:
         """The target over packed rows; returns logits `[rows, vocabulary]`. Caches do not advance."""
@@ -134,7 +139,7 @@ class Runner:
         taps = self.taps if any(request in self._feed.contexts for request in ids) else ()
         logits, self._verified_taps = self.target(self._ids(tokens), segments, taps)
         self._verified = list(zip(ids, lengths, strict=True))
-        return self._to_host(logits)
+        return logits
 
     def commit(self, ids: list[int], kept: list[int]) -> None:
         """Keeps the first rows of each request's part of the last verify pass.
@@ -171,7 +176,3 @@ class Runner:
 
     def _ids(self, tokens: list[int]) -> Tensor:
         return torch.tensor(tokens, dtype=torch.int64, device=self.target.device)
-
-    @staticmethod
-    def _to_host(rows: Tensor) -> Tensor:
-        return rows if rows.device.type == "cpu" else rows.cpu()

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dspark.attention import CachedAttention
+from dspark.attention import AttentionKernel, CachedAttention, attention_kernel
+from dspark.kernels import Choice
 from dspark.layers.decoder import DecoderLayer, LayerShape, decoder_layers
 from dspark.layers.frozen import FrozenStack
 from dspark.layers.linear import FusedLinear
@@ -59,6 +60,7 @@ class TargetModel(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         self._frozen: _Frozen | None = None
         self._rotary: RotaryTable | None = None
+        self._kernel: AttentionKernel | None = None
 
     @property
     def device(self) -> torch.device:
@@ -94,6 +96,11 @@ class TargetModel(nn.Module):
             del self.lm_head
         return self
 
+    def use_kernels(self, choice: Choice) -> dict[str, str]:
+        """Lets passes use CUDA kernels from now on; returns who does what, by role."""
+        self._kernel = attention_kernel(choice, self.dtype, [self.config.head_dim])
+        return {"attention": self._kernel.how}
+
     def new_cache(self) -> KVCache:
         """An empty cache for one request."""
         config = self.config
@@ -127,7 +134,7 @@ class TargetModel(nn.Module):
         check_pass(token_ids, segments, logits)
         rows = self._rotary_table().spans([(cache.length, cache.length + n) for cache, n in segments])
         attention = CachedAttention(
-            segments, self.config.num_attention_heads, self.config.windows, causal=True
+            segments, self.config.num_attention_heads, self.config.windows, causal=True, kernel=self._kernel
         )
         outputs: dict[int, Tensor | None] = dict.fromkeys(taps)
         x = self.embed(token_ids)

@@ -39,7 +39,7 @@ pub struct Reach {
 
 impl Reach {
     /// The keys from the first to before the last that row `row` of `rows` behind `length` keys sees.
-    fn of(self, row: usize, rows: usize, length: usize) -> (usize, usize) {
+    pub(crate) fn of(self, row: usize, rows: usize, length: usize) -> (usize, usize) {
         let own = length + row;
         let end = if self.causal { own + 1 } else { length + rows };
         let start = match self.window {

@@ -4,6 +4,7 @@ mod active;
 mod admit;
 mod audit;
 mod cached;
+mod decide;
 mod pages;
 mod prefill;
 mod prefixes;
@@ -23,7 +24,7 @@ use std::time::Instant;
 pub use pages::PAGE_SIZE;
 pub use queue::Queue;
 pub use request::{Failure, Finish, FinishReason, Request, Round, Sink, StopReason, Timing, Update};
-pub use runner::{DraftPass, ModelRunner, PassRows, RequestId, RunnerError};
+pub use runner::{Block, ChainBlock, DraftPass, Judgement, ModelRunner, PassRows, RequestId, RunnerError};
 pub use stats::{PageCounts, Percentiles, Stats, StatsBoard};
 pub use stop_text::{Detokenizer, StopText};
 

@@ -3,9 +3,10 @@
 use std::time::Instant;
 
 use super::active::charge;
-use super::round::{accept_batch, fail};
+use super::decide::judge;
+use super::round::fail;
 use super::runner::check_rows;
-use super::{Engine, ModelRunner, PassRows};
+use super::{Engine, ModelRunner, RunnerError};
 
 impl<M: ModelRunner> Engine<M> {
     /// Runs the next tokens of the prompts that wait, up to the chunk size, in order. Between passes requests are
@@ -45,7 +46,7 @@ impl<M: ModelRunner> Engine<M> {
         let spent = charge(batch.iter_mut(), |timing| &mut timing.prefill, started);
         self.stats.add(|stats| stats.prefill += spent);
         match outcome {
-            Ok(logits) => {
+            Ok(mut logits) => {
                 for (active, rows) in batch.iter_mut().zip(&rows) {
                     active.cached.mark = active.cached.rows;
                     active.cached.rows += rows;
@@ -53,7 +54,9 @@ impl<M: ModelRunner> Engine<M> {
                 let through = batch.iter().take_while(|active| active.unfilled() == 0).count();
                 let first = self.active.len();
                 self.active.extend(self.prefilling.drain(..through));
-                self.draw_first(first, &logits);
+                if let Err(error) = self.draw_first(first, &mut logits) {
+                    fail(&mut self.active[first..], &error);
+                }
             }
             Err(error) => fail(batch, &error),
         }
@@ -63,14 +66,15 @@ impl<M: ModelRunner> Engine<M> {
 
     /// Draws the first token of the requests from index `first` on, by their row of `logits` each. Who was preempted has
     /// its next token already: its anchor.
-    fn draw_first(&mut self, first: usize, logits: &M::Rows) {
+    fn draw_first(&mut self, first: usize, logits: &mut M::Rows) -> Result<(), RunnerError> {
         let mut row = 0;
         for run in self.active[first..].chunk_by_mut(|a, b| a.is_fresh() == b.is_fresh()) {
-            let rows = row..row + run.len();
-            row = rows.end;
             if run[0].is_fresh() {
-                accept_batch(self.config.rule, run, logits.rows().slice(rows), false);
+                let close = judge(&mut self.runner, &self.config, run, logits, row, false)?;
+                self.stats.add(|stats| stats.close += close);
             }
+            row += run.len();
         }
+        Ok(())
     }
 }

@@ -2,15 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use rayon::prelude::*;
-
 use super::active::{Active, charge};
+use super::decide::{Chains, judge};
 use super::runner::check_rows;
-use super::{Engine, Failure, FinishReason, ModelRunner, PassRows, RunnerError};
-use crate::accept::{Rule, accept};
-use crate::calibration::{Calibration, at_temperature};
-use crate::chain::{self, Chain, ChainSettings};
-use crate::rows::Rows;
+use super::{Engine, ModelRunner, RunnerError};
+use crate::chain::Chain;
 use crate::schedule::{Draft, RoundTime};
 
 impl<M: ModelRunner> Engine<M> {
@@ -90,7 +86,7 @@ impl<M: ModelRunner> Engine<M> {
             check_rows("draft", &pass.base, items.len() * gamma)?;
             Ok(pass)
         });
-        let pass = match outcome {
+        let mut pass = match outcome {
             Ok(pass) => pass,
             Err(error) => {
                 // Who did not draft goes on.
@@ -101,40 +97,8 @@ impl<M: ModelRunner> Engine<M> {
         };
         let drafted = Instant::now();
 
-        let heads = self.runner.heads();
-        let (base, hidden) = (pass.base.rows(), pass.hidden.as_ref().map(PassRows::rows));
-        heads
-            .check(base.cols(), hidden.map(|hidden| hidden.cols()))
-            .map_err(|error| RunnerError(format!("the draft's heads do not fit its states: {error}")))?;
-        let (config, planner) = (&self.config, &self.planner);
-        let hidden_rows = heads.hidden_rows(gamma);
-        let work: Vec<_> = drafting.iter_mut().enumerate().collect();
-        for_each(work, |(i, active)| {
-            let rows = i * gamma..(i + 1) * gamma;
-            let states = i * hidden_rows..(i + 1) * hidden_rows;
-            let params = &active.request.params;
-            let calibration = at_temperature(&config.calibrations, params.temperature);
-            let settings = ChainSettings {
-                limit: active.depth.tokens,
-                threshold: planner.policy().threshold(),
-                candidates: config.markov_candidates,
-                temperatures: calibration.map(Calibration::temperatures),
-                offsets: planner.offsets(params.is_greedy()),
-            };
-            let noise = active.noise();
-            active.chain = chain::draft(
-                active.anchor(),
-                base.slice(rows),
-                hidden.map(|hidden| hidden.slice(states)),
-                &heads,
-                &settings,
-                config.rule,
-                &active.request.params,
-                &mut active.history,
-                &noise,
-                &mut active.workspace,
-            );
-        });
+        let chains = Chains { config: &self.config, planner: &self.planner };
+        chains.draw(&mut self.runner, &mut pass, &mut drafting)?;
         let chained = drafted.elapsed();
         time.drafting = drafting.len();
         time.drafted = drafting.iter().map(|active| active.chain.ids.len()).sum();
@@ -157,12 +121,12 @@ impl<M: ModelRunner> Engine<M> {
         let items: Vec<_> =
             self.active.iter().map(|active| (active.request.id, active.rows.as_slice())).collect();
         (time.requests, time.tokens) = (items.len(), items.iter().map(|(_, rows)| rows.len()).sum());
-        let logits = self.runner.verify(&items)?;
+        let mut logits = self.runner.verify(&items)?;
         check_rows("verify", &logits, time.tokens)?;
         let verified = charge(self.active.iter_mut(), |timing| &mut timing.verify, started);
 
         let started = Instant::now();
-        accept_batch(self.config.rule, &mut self.active, logits.rows(), true);
+        let close = judge(&mut self.runner, &self.config, &mut self.active, &mut logits, 0, true)?;
         let accepted = charge(self.active.iter_mut(), |timing| &mut timing.sample, started);
         drop(logits);
         // Decisions on the pass's rows grow with it.
@@ -172,6 +136,7 @@ impl<M: ModelRunner> Engine<M> {
         let kept: Vec<_> = self.active.iter_mut().filter_map(Active::kept).collect();
         self.stats.add(|stats| {
             stats.passes += 1;
+            stats.close += close;
             stats.verify += verified;
             stats.accept += accepted;
             stats.acceptance_by_position.clear();
@@ -215,46 +180,6 @@ fn plannable(chain: &Chain) -> Draft<'_> {
     let drafted = if confidences.is_empty() { chain.ids.len() } else { sure };
     // The limits of budget and window were the chain's: what it drafted fits.
     Draft { drafted, limit: drafted, confidences: &confidences[..sure] }
-}
-
-/// Applies the acceptance rule to each request's rows and commits the outcome.
-pub(super) fn accept_batch(rule: Rule, batch: &mut [Active], logits: Rows<'_>, is_round: bool) {
-    let mut end = 0;
-    let work: Vec<_> = batch
-        .iter_mut()
-        .map(|active| {
-            let start = end;
-            end += active.rows.len();
-            (logits.slice(start..end), active)
-        })
-        .collect();
-    for_each(work, |(rows, active)| {
-        let verified = active.rows.len() - 1;
-        let noise = active.noise();
-        let verdict = accept(
-            rule,
-            rows,
-            &active.rows[1..],
-            &active.chain.laws[..verified],
-            &active.request.params,
-            &mut active.history,
-            &noise,
-            &mut active.workspace,
-        );
-        match verdict {
-            Ok(verdict) => active.commit(verdict, verified, is_round),
-            Err(error) => active.end(FinishReason::Error, Some(Failure::Numerics(error.to_string()))),
-        }
-    });
-}
-
-/// A batch of one stays on this thread: handing it over costs more than most rows.
-fn for_each<T: Send>(work: Vec<T>, run: impl Fn(T) + Sync + Send) {
-    if work.len() > 1 {
-        work.into_par_iter().for_each(run);
-    } else {
-        work.into_iter().for_each(run);
-    }
 }
 
 /// Ends every request of a pass that failed.

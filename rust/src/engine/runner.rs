@@ -1,6 +1,10 @@
 //! The one boundary between decisions and models.
 
-use crate::chain::Heads;
+use crate::accept::{NumericsError, Rule, Verdict};
+use crate::chain::{Chain, ChainSettings, Heads};
+use crate::history::History;
+use crate::noise::Counted;
+use crate::params::SamplingParams;
 use crate::rows::Rows;
 
 /// Names a request for as long as the engine and the runner know it.
@@ -8,8 +12,63 @@ pub type RequestId = u64;
 
 /// Logits or hidden states that a pass left in memory, readable until dropped.
 pub trait PassRows: Send + Sync {
-    /// The rows in the order in which the pass was asked for them.
+    /// The rows in the order in which the pass was asked for them. After [`PassRows::fetch`].
     fn rows(&self) -> Rows<'_>;
+
+    /// Brings rows that lie elsewhere to where they can be read, once.
+    fn fetch(&mut self) -> Result<(), RunnerError> {
+        Ok(())
+    }
+
+    /// Rows and columns, wherever they lie.
+    fn shape(&self) -> (usize, usize) {
+        (self.rows().rows(), self.rows().cols())
+    }
+}
+
+/// A drafted block to be judged by rows of a verify pass.
+#[derive(Clone, Copy)]
+pub struct Block<'a> {
+    /// Whose it is.
+    pub request: RequestId,
+    /// The first of its rows of logits: one more than tokens.
+    pub first_row: usize,
+    /// The drafted tokens to judge.
+    pub ids: &'a [u32],
+    /// How the request is sampled.
+    pub params: &'a SamplingParams,
+    /// Ends with the anchor.
+    pub history: &'a History,
+    /// That of the round.
+    pub noise: Counted,
+}
+
+/// A block of a draft pass to draw tokens for.
+#[derive(Clone, Copy)]
+pub struct ChainBlock<'a> {
+    /// Whose it is.
+    pub request: RequestId,
+    /// The place of the request in the pass.
+    pub index: usize,
+    /// The last committed token.
+    pub anchor: u32,
+    /// How the request is sampled.
+    pub params: &'a SamplingParams,
+    /// Ends with the anchor.
+    pub history: &'a History,
+    /// That of the round.
+    pub noise: Counted,
+    /// How far the chain goes.
+    pub settings: ChainSettings<'a>,
+}
+
+/// What a runner that decides says of a block.
+#[derive(Debug)]
+pub struct Judgement {
+    /// What stays, and the token after it.
+    pub verdict: Verdict,
+    /// Whether a margin was within rounding: the core might have decided otherwise.
+    pub is_close: bool,
 }
 
 /// What a draft pass leaves: `gamma` rows for each request, one request after the other.
@@ -28,7 +87,7 @@ pub struct RunnerError(pub String);
 
 /// Refuses a pass that gave another number of rows than was asked for.
 pub(super) fn check_rows(pass: &str, found: &impl PassRows, asked: usize) -> Result<(), RunnerError> {
-    let found = found.rows().rows();
+    let (found, _) = found.shape();
     if found == asked {
         return Ok(());
     }
@@ -87,4 +146,34 @@ pub trait ModelRunner {
 
     /// The draft's heads, in place.
     fn heads(&self) -> Heads<'_>;
+
+    /// Whether this runner itself draws and judges the blocks of such a request, where their rows lie ([`chain`] and
+    /// [`judge`], under the same law and with the same noise). The answer for a request never changes.
+    ///
+    /// [`chain`]: ModelRunner::chain
+    /// [`judge`]: ModelRunner::judge
+    fn decides(&self, _rule: Rule, _params: &SamplingParams) -> bool {
+        false
+    }
+
+    /// Draws the chains of some blocks of a draft pass. It keeps the laws that the tokens were drawn from until the
+    /// next call; those of the chains it gives back are empty.
+    fn chain(
+        &mut self,
+        _rule: Rule,
+        _pass: &DraftPass<Self::Rows>,
+        _blocks: &[ChainBlock<'_>],
+    ) -> Result<Vec<Chain>, RunnerError> {
+        Err(RunnerError("this runner draws no chains".into()))
+    }
+
+    /// Judges some blocks by rows of a pass. Their tokens are those of the last [`ModelRunner::chain`], or fewer.
+    fn judge(
+        &mut self,
+        _rule: Rule,
+        _logits: &Self::Rows,
+        _blocks: &[Block<'_>],
+    ) -> Result<Vec<Result<Judgement, NumericsError>>, RunnerError> {
+        Err(RunnerError("this runner judges no blocks".into()))
+    }
 }

@@ -41,6 +41,8 @@ pub struct Stats {
     pub cost_table: Option<CostTable>,
     /// Passes of the target over a batch, prefills apart.
     pub passes: u64,
+    /// Decisions of a runner (see [`ModelRunner::judge`](super::ModelRunner::judge)) whose margin was within rounding.
+    pub close: u64,
     /// Time in prefill passes.
     pub prefill: Duration,
     /// Time in draft passes and context updates.

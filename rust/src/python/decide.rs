@@ -21,7 +21,7 @@ use crate::rows::Rows;
 /// The counted noise of one round: a function of the seed, the absolute `position` of the round's anchor, and the
 /// `sample` within n. Use every (seed, position, sample) for one round only.
 #[pyclass(frozen, name = "Noise", module = "dspark._core")]
-pub struct PyNoise(Counted);
+pub struct PyNoise(pub Counted);
 
 #[pymethods]
 impl PyNoise {

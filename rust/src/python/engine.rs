@@ -210,6 +210,7 @@ impl PyEngine {
             ("verified", stats.verified),
             ("accepted", stats.accepted),
             ("passes", stats.passes),
+            ("close_decisions", stats.close),
             ("skipped_slower", stats.skipped.slower),
             ("skipped_failing", stats.skipped.failing),
         ] {

@@ -4,11 +4,13 @@ use pyo3::import_exception;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::cuda::CudaError;
 use crate::engine::Failure;
 
 import_exception!(dspark.errors, CapacityError);
 import_exception!(dspark.errors, ConfigError);
 import_exception!(dspark.errors, DSparkError);
+import_exception!(dspark.errors, KernelError);
 import_exception!(dspark.errors, NumericsError);
 import_exception!(dspark.errors, QueueFullError);
 import_exception!(dspark.errors, RequestError);
@@ -20,6 +22,12 @@ pub fn to_py(failure: &Failure) -> PyErr {
         Failure::Capacity(message) => CapacityError::new_err(message.clone()),
         Failure::QueueFull(message) => QueueFullError::new_err(message.clone()),
         Failure::Runner(message) => DSparkError::new_err(message.clone()),
+    }
+}
+
+impl From<CudaError> for PyErr {
+    fn from(error: CudaError) -> PyErr {
+        KernelError::new_err(error.to_string())
     }
 }
 

@@ -1,13 +1,17 @@
 //! `dspark._core`: the decisions, for Python.
 
 mod attention;
+mod cuda;
 mod decide;
+mod device_heads;
 mod engine;
 mod errors;
 mod openmp;
 mod params;
 mod product;
 mod runner;
+mod sampler;
+mod sampling;
 mod schedule;
 mod tensors;
 mod ticket;
@@ -20,6 +24,12 @@ mod _core {
     #[pymodule_export]
     use super::attention::PyAttention;
     #[pymodule_export]
+    use super::cuda::attention::PyKernelAttention;
+    #[pymodule_export]
+    use super::cuda::delta::PyKernelDelta;
+    #[pymodule_export]
+    use super::cuda::{PyKernels, compile_kernels, kernel_architecture, kernel_units};
+    #[pymodule_export]
     use super::decide::{PyNoise, PyUniforms};
     #[pymodule_export]
     use super::decide::{accept_batch, draft_chain, step_logits};
@@ -27,6 +37,8 @@ mod _core {
     use super::engine::PyEngine;
     #[pymodule_export]
     use super::product::PyProduct;
+    #[pymodule_export]
+    use super::sampling::{PyChain, PyVerify};
     #[pymodule_export]
     use super::schedule::{PyCalibration, PyCostTable, plan_lengths, threshold_prefix};
     #[pymodule_export]

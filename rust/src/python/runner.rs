@@ -4,9 +4,12 @@ use pyo3::call::PyCallArgs;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::chain::{ConfidenceHead, Heads, MarkovHead, MarkovKind};
-use crate::engine::{DraftPass, ModelRunner, RequestId, RunnerError};
+use crate::accept::{NumericsError, Rule};
+use crate::chain::{Chain, ConfidenceHead, Heads, MarkovHead, MarkovKind};
+use crate::engine::{Block, ChainBlock, DraftPass, Judgement, ModelRunner, PassRows, RequestId, RunnerError};
+use crate::params::SamplingParams;
 use crate::python::errors::log;
+use crate::python::sampler::Sampler;
 use crate::python::tensors::Tensor;
 
 /// A Python object with the methods of `dspark.serve.runner.Runner`.
@@ -14,13 +17,20 @@ pub struct PyRunner {
     object: Py<PyAny>,
     heads: HeadTensors,
     forks_at_parts: bool,
+    /// Decides on the models' device, where there are kernels for it.
+    sampler: Option<Sampler>,
+    /// Requests of the last draft pass.
+    drafting: usize,
 }
 
 impl PyRunner {
-    /// Wraps `object`; `heads` is the dictionary that `dspark.draft` makes of a draft's heads.
+    /// Wraps `object`; `heads` is the dictionary that `dspark.draft` makes of a draft's heads. An attribute `sampler`
+    /// (`dspark.kernels.sampler`) that is not `None` decides where the rows lie.
     pub fn new(object: Py<PyAny>, heads: &Bound<'_, PyDict>) -> PyResult<Self> {
         let forks_at_parts = object.bind(heads.py()).getattr("forks_at_parts")?.extract()?;
-        Ok(PyRunner { object, heads: HeadTensors::from_py(heads)?, forks_at_parts })
+        let sampler = object.bind(heads.py()).getattr_opt("sampler")?.filter(|sampler| !sampler.is_none());
+        let sampler = sampler.map(|sampler| Sampler::new(&sampler)).transpose()?;
+        Ok(PyRunner { object, heads: HeadTensors::from_py(heads)?, forks_at_parts, sampler, drafting: 0 })
     }
 
     /// Calls a method and reads its answer. An exception is logged with its traceback and fails the pass.
@@ -47,7 +57,7 @@ impl ModelRunner for PyRunner {
 
     fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Tensor, RunnerError> {
         let (ids, prompts, drafts): (Vec<_>, Vec<_>, Vec<_>) = items.iter().copied().collect();
-        self.call("prefill", (ids, prompts, drafts), |rows| Tensor::from_py(rows, "prefill logits"))
+        self.call("prefill", (ids, prompts, drafts), |rows| Tensor::anywhere(rows, "prefill logits"))
     }
 
     fn feed(&mut self, ids: &[RequestId]) -> Result<(), RunnerError> {
@@ -56,10 +66,11 @@ impl ModelRunner for PyRunner {
 
     fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Tensor>, RunnerError> {
         let (ids, anchors): (Vec<_>, Vec<_>) = items.iter().copied().unzip();
+        self.drafting = items.len();
         self.call("draft", (ids, anchors), |answer| {
             let (base, hidden): (Bound<'_, PyAny>, Option<Bound<'_, PyAny>>) = answer.extract()?;
-            let hidden = hidden.map(|hidden| Tensor::from_py(&hidden, "draft states")).transpose()?;
-            Ok(DraftPass { base: Tensor::from_py(&base, "draft logits")?, hidden })
+            let hidden = hidden.map(|hidden| Tensor::anywhere(&hidden, "draft states")).transpose()?;
+            Ok(DraftPass { base: Tensor::anywhere(&base, "draft logits")?, hidden })
         })
     }
 
@@ -67,7 +78,7 @@ impl ModelRunner for PyRunner {
         let ids: Vec<_> = items.iter().map(|(id, _)| *id).collect();
         let tokens: Vec<_> = items.iter().flat_map(|(_, rows)| rows.iter().copied()).collect();
         let lengths: Vec<_> = items.iter().map(|(_, rows)| rows.len()).collect();
-        self.call("verify", (ids, tokens, lengths), |rows| Tensor::from_py(rows, "verify logits"))
+        self.call("verify", (ids, tokens, lengths), |rows| Tensor::anywhere(rows, "verify logits"))
     }
 
     fn commit(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError> {
@@ -102,6 +113,33 @@ impl ModelRunner for PyRunner {
     fn heads(&self) -> Heads<'_> {
         self.heads.view()
     }
+
+    fn decides(&self, rule: Rule, params: &SamplingParams) -> bool {
+        self.sampler.as_ref().is_some_and(|sampler| sampler.serves(rule, params))
+    }
+
+    fn chain(
+        &mut self,
+        rule: Rule,
+        pass: &DraftPass<Tensor>,
+        blocks: &[ChainBlock<'_>],
+    ) -> Result<Vec<Chain>, RunnerError> {
+        let gamma = pass.base.shape().0 / self.drafting.max(1);
+        self.sampler.as_mut().ok_or_else(no_sampler)?.chain(rule, gamma, pass, blocks)
+    }
+
+    fn judge(
+        &mut self,
+        rule: Rule,
+        logits: &Tensor,
+        blocks: &[Block<'_>],
+    ) -> Result<Vec<Result<Judgement, NumericsError>>, RunnerError> {
+        self.sampler.as_ref().ok_or_else(no_sampler)?.judge(rule, logits, blocks)
+    }
+}
+
+fn no_sampler() -> RunnerError {
+    RunnerError("this runner has no sampler".into())
 }
 
 /// The heads' tensors, kept alive.

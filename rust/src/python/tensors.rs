@@ -5,13 +5,18 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 
-use crate::engine::PassRows;
+use crate::cuda::sampling::DeviceRows;
+use crate::engine::{PassRows, RunnerError};
 use crate::python::errors::RequestError;
 use crate::rows::{DType, Rows};
 
-/// A 1-D or 2-D torch CPU tensor or numpy array, kept alive while its memory is read.
+/// A 1-D or 2-D torch tensor or numpy array, kept alive while its memory is read. One that lies on another device must
+/// be fetched before its rows can be read here.
 pub struct Tensor {
-    _owner: Py<PyAny>,
+    owner: Py<PyAny>,
+    /// The copy of a tensor that lies elsewhere, once it was fetched.
+    host: Option<Box<Tensor>>,
+    is_host: bool,
     address: usize,
     dtype: DType,
     rows: usize,
@@ -22,14 +27,56 @@ pub struct Tensor {
 impl Tensor {
     /// Checks what can be checked from here: device, element type, shape and strides.
     pub fn from_py(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
+        let tensor = Self::anywhere(object, name)?;
+        if tensor.is_host {
+            Ok(tensor)
+        } else {
+            Err(RequestError::new_err(format!("{name}: expected a CPU tensor")))
+        }
+    }
+
+    /// The same for a tensor of any device.
+    pub fn anywhere(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
         if let Ok(interface) = object.getattr("__array_interface__") {
             return Self::from_numpy(object, interface.cast::<PyDict>()?, name);
         }
         Self::from_torch(object, name)
     }
 
+    /// Copies a tensor of another device to this one's memory.
+    pub fn fetch(&mut self, py: Python<'_>) -> PyResult<()> {
+        if !self.is_host && self.host.is_none() {
+            let copy = self.owner.bind(py).call_method0("cpu")?;
+            self.host = Some(Box::new(Self::from_py(&copy, "rows")?));
+        }
+        Ok(())
+    }
+
+    /// Where the rows lie, for kernels of their device.
+    pub fn device_rows(&self) -> DeviceRows {
+        DeviceRows {
+            address: self.address as u64,
+            dtype: self.dtype,
+            rows: self.rows,
+            columns: self.cols,
+            stride: self.row_stride,
+        }
+    }
+
+    /// The Python object.
+    pub fn owner(&self) -> &Py<PyAny> {
+        &self.owner
+    }
+
     /// The rows, in place.
+    ///
+    /// # Panics
+    /// If they lie on another device and were not fetched.
     pub fn rows(&self) -> Rows<'_> {
+        if let Some(host) = &self.host {
+            return host.rows();
+        }
+        assert!(self.is_host, "rows of another device are read before they were fetched");
         // SAFETY: the address, shape and strides are those that the owner gave for its own memory, the owner is
         // alive as long as `self`, and whoever hands a tensor to the core does not write to it until the call ends.
         unsafe {
@@ -56,13 +103,11 @@ impl Tensor {
             .find(|(known, _)| known.bind(py).is(&dtype))
             .map(|(_, dtype)| *dtype)
             .ok_or_else(|| wrong(format!("expected float64, float32, float16 or bfloat16, found {dtype}")))?;
-        if !object.getattr("is_cpu")?.is_truthy()? {
-            return Err(wrong("expected a CPU tensor".into()));
-        }
+        let is_host = object.getattr("is_cpu")?.is_truthy()?;
         let shape: Vec<usize> = object.getattr("shape")?.extract()?;
         let strides: Vec<usize> = object.call_method0("stride")?.extract()?;
         let address: usize = object.call_method0("data_ptr")?.extract()?;
-        Self::checked(object, name, address, dtype, &shape, &strides)
+        Ok(Tensor { is_host, ..Self::checked(object, name, address, dtype, &shape, &strides)? })
     }
 
     fn from_numpy(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>, name: &str) -> PyResult<Self> {
@@ -118,13 +163,23 @@ impl Tensor {
         if rows * cols > 0 && (address == 0 || !address.is_multiple_of(dtype.size())) {
             return Err(RequestError::new_err(format!("{name}: its memory is null or not aligned")));
         }
-        Ok(Tensor { _owner: object.clone().unbind(), address, dtype, rows, cols, row_stride })
+        let owner = object.clone().unbind();
+        Ok(Tensor { owner, host: None, is_host: true, address, dtype, rows, cols, row_stride })
     }
 }
 
 impl PassRows for Tensor {
     fn rows(&self) -> Rows<'_> {
         Tensor::rows(self)
+    }
+
+    fn fetch(&mut self) -> Result<(), RunnerError> {
+        let fetched = Python::attach(|py| Tensor::fetch(self, py));
+        fetched.map_err(|error| RunnerError(format!("rows could not be copied to the host: {error}")))
+    }
+
+    fn shape(&self) -> (usize, usize) {
+        (self.rows, self.cols)
     }
 }
 

@@ -3,8 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
-use dspark_core::chain::{ConfidenceHead, Heads};
+use dspark_core::accept::{NumericsError, Rule, accept};
+use dspark_core::chain::{self, Chain, ConfidenceHead, Heads};
 use dspark_core::engine::*;
+use dspark_core::law::{Law, Workspace};
+use dspark_core::params::SamplingParams;
 use dspark_core::rows::{Matrix, Row, Rows};
 
 pub const VOCAB: usize = 11;
@@ -106,6 +109,12 @@ pub struct ToyRunner {
     pub released: Arc<Mutex<Vec<RequestId>>>,
     /// Tokens that went through the target in prefills.
     pub prefilled: Arc<Mutex<usize>>,
+    /// Decides itself about requests above this temperature, as the core would.
+    pub decides_above: Option<f64>,
+    /// Blocks that it drew and judged.
+    pub decided: Arc<Mutex<(usize, usize)>>,
+    /// The laws of the last blocks it drew.
+    pub laws: HashMap<RequestId, Vec<Law<'static>>>,
 }
 
 impl ToyRunner {
@@ -254,5 +263,59 @@ impl ModelRunner for ToyRunner {
     fn heads(&self) -> Heads<'_> {
         let head = ConfidenceHead { weight: Row::F64(&[1.0]), bias: None, with_markov: false };
         Heads { confidence: self.confident.then_some(head), ..Heads::default() }
+    }
+
+    fn decides(&self, _rule: Rule, params: &SamplingParams) -> bool {
+        self.decides_above.is_some_and(|bound| params.temperature > bound)
+    }
+
+    fn chain(
+        &mut self,
+        rule: Rule,
+        pass: &DraftPass<Owned>,
+        blocks: &[ChainBlock<'_>],
+    ) -> Result<Vec<Chain>, RunnerError> {
+        self.laws.clear();
+        self.decided.lock().unwrap().0 += blocks.len();
+        let mut chains = Vec::new();
+        for block in blocks {
+            let rows = block.index * GAMMA..(block.index + 1) * GAMMA;
+            let mut chain = chain::draft(
+                block.anchor,
+                pass.base.rows().slice(rows.clone()),
+                pass.hidden.as_ref().map(|hidden| hidden.rows().slice(rows)),
+                &self.heads(),
+                &block.settings,
+                rule,
+                block.params,
+                &mut block.history.clone(),
+                &block.noise,
+                &mut Workspace::default(),
+            );
+            self.laws.insert(block.request, std::mem::take(&mut chain.laws));
+            chains.push(chain);
+        }
+        Ok(chains)
+    }
+
+    fn judge(
+        &mut self,
+        rule: Rule,
+        logits: &Owned,
+        blocks: &[Block<'_>],
+    ) -> Result<Vec<Result<Judgement, NumericsError>>, RunnerError> {
+        self.decided.lock().unwrap().1 += blocks.len();
+        let judge = |block: &Block<'_>| {
+            let rows = logits.rows().slice(block.first_row..block.first_row + block.ids.len() + 1);
+            let laws = self.laws.get(&block.request).map_or(&[][..], Vec::as_slice);
+            let (history, workspace) = (&mut block.history.clone(), &mut Workspace::default());
+            let outcome = accept(rule, rows, block.ids, laws, block.params, history, &block.noise, workspace);
+            match outcome {
+                Ok(verdict) => Ok(Judgement { verdict, is_close: true }),
+                Err(dspark_core::accept::AcceptError::Numerics(error)) => Err(error),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        Ok(blocks.iter().map(judge).collect())
     }
 }

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dspark.attention import CachedAttention, KVStore
+from dspark.attention import AttentionKernel, CachedAttention, KVStore, attention_kernel
+from dspark.kernels import Choice
 from dspark.layers.linear import FusedLinear
 from dspark.layers.norm import FrozenNorm, RMSNorm
 from dspark.layers.rotary import RotaryTable
@@ -56,6 +57,7 @@ class Gemma4TargetModel(nn.Module):
         self._frozen: _Frozen | None = None
         self._aliases: Tensor | None = None
         self._rotary: dict[str, RotaryTable] = {}
+        self._kernel: AttentionKernel | None = None
 
     @property
     def device(self) -> torch.device:
@@ -102,6 +104,12 @@ class Gemma4TargetModel(nn.Module):
             del self.lm_head
         return self
 
+    def use_kernels(self, choice: Choice) -> dict[str, str]:
+        """Lets passes use CUDA kernels from now on; returns who does what, by role."""
+        sizes = [heads.head_dim for heads in self.config.heads.values()]
+        self._kernel = attention_kernel(choice, self.dtype, sizes)
+        return {"attention": self._kernel.how}
+
     def new_cache(self) -> Gemma4Cache:
         """An empty cache for one request."""
         return Gemma4Cache({kind: self._new_store(kind) for kind in self.config.heads})
@@ -143,7 +151,9 @@ class Gemma4TargetModel(nn.Module):
         config, layers = self.config, self.config.kinds.count(kind)
         window = config.sliding_window if kind == SLIDING else None
         stores = [(cache.stores[kind], n) for cache, n in segments]
-        attention = CachedAttention(stores, config.num_attention_heads, [window] * layers, causal=True)
+        attention = CachedAttention(
+            stores, config.num_attention_heads, [window] * layers, causal=True, kernel=self._kernel
+        )
         spans = [(cache.length, cache.length + n) for cache, n in segments]
         return KindPass(self._rotary_table(kind).spans(spans), attention.layer)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -13,8 +13,12 @@ from dspark.errors import CapacityError
 from dspark.layers.norm import accumulation_dtype
 from dspark.target.hybrid.config import HybridConfig
 
-if TYPE_CHECKING:
-    from dspark.target.hybrid.segments import Group
+
+class Waiting(Protocol):
+    """What the rows of a pass would change in the states of its requests."""
+
+    def commit(self, index: int, count: int, conv: Tensor, state: Tensor) -> None:
+        """Takes the first `count` rows of request `index` into its states, in place."""
 
 
 class Mark(NamedTuple):
@@ -45,7 +49,7 @@ class HybridCache:
             self.conv = torch.zeros(layers, delta.kernel - 1, delta.channels, dtype=wide, device=device)
             state = (layers, delta.key_heads, delta.key_dim, delta.groups, delta.value_dim)
             self.state = torch.zeros(state, dtype=wide, device=device)
-        self._pending: tuple[Group, int, int] | None = None
+        self._pending: tuple[Waiting, int, int] | None = None
         self._mark: Mark | None = None
 
     @property
@@ -79,9 +83,9 @@ class HybridCache:
             forked.conv, forked.state = at.conv.clone(), at.state.clone()
         return forked
 
-    def offer(self, group: Group, index: int, rows: int) -> None:
-        """Replaces what waits for `advance`: `rows` rows, request `index` of `group`."""
-        self._pending = (group, index, rows)
+    def offer(self, waiting: Waiting, index: int, rows: int) -> None:
+        """Replaces what waits for `advance`: `rows` rows, request `index` of a pass."""
+        self._pending = (waiting, index, rows)
 
     def advance(self, count: int) -> None:
         """Keeps the first `count` rows of the last pass.
@@ -95,8 +99,8 @@ class HybridCache:
                 f"cannot commit {count} rows at length {self.length}: {rows} wait since the last commit"
             )
         if count and self._pending is not None:
-            group, index, _ = self._pending
+            waiting, index, _ = self._pending
             with torch.inference_mode():
-                group.commit(index, count, self.conv, self.state)
+                waiting.commit(index, count, self.conv, self.state)
         self.kv.advance(count)
         self._pending = None

@@ -18,8 +18,8 @@ from dspark.layers.norm import RMSNorm
 from dspark.target.hybrid.config import HybridConfig
 from dspark.target.hybrid.mixer import DeltaWeights
 from dspark.target.hybrid.modules import GatedAttention, HybridDecays, HybridLayer, HybridWeights
+from dspark.target.hybrid.recurrence import LayersOfPass
 from dspark.target.hybrid.rotary import reordered_norm, whole_head_order
-from dspark.target.hybrid.segments import DeltaPass
 
 
 class FrozenGatedAttention:
@@ -110,7 +110,7 @@ class FrozenHybridStack:
         x: Tensor,
         rows: Tensor,
         attention: CachedAttention,
-        delta: DeltaPass,
+        delta: LayersOfPass,
         outputs: dict[int, Tensor | None],
     ) -> Tensor:
         """x `[rows, hidden]`, rows: of a `PartialRotaryTable`. Layer outputs whose keys are in `outputs` are

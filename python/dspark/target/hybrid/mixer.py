@@ -27,6 +27,7 @@ class DeltaWeights:
     """
 
     __slots__ = (
+        "addresses",
         "head_shift",
         "head_weight",
         "norm",
@@ -56,6 +57,16 @@ class DeltaWeights:
         head_weight = scaled_weight(decay.norm).to(wide).repeat(sizes.value_heads)
         self.head_weight = head_weight if wide != dtype else None
         self.output = FusedLinear([mixer.out_proj], head_weight if wide == dtype else None)
+        self.addresses = (
+            self.taps[0].data_ptr(),
+            self.rate.data_ptr(),
+            self.time_bias.data_ptr(),
+            0 if self.head_weight is None else self.head_weight.data_ptr(),
+            UNIT_EPS,
+            shift * shift,
+        )
+        """Of what a kernel reads: `[taps, channels]`, per value head twice, `[values]` or 0; and what it adds
+        to squared lengths of queries and keys, and of outputs."""
 
     def norm_heads(self, out: Tensor) -> Tensor:
         """Outputs `[B, key heads, groups, N, value_dim]` to normed rows `[B * N, values]`."""

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dspark.attention import CachedAttention
+from dspark.attention import AttentionKernel, CachedAttention, attention_kernel
+from dspark.kernels import Choice
 from dspark.layers.linear import FusedLinear
 from dspark.layers.norm import FrozenNorm
 from dspark.target.hybrid.cache import HybridCache
 from dspark.target.hybrid.config import HybridConfig
 from dspark.target.hybrid.frozen import FrozenHybridStack
 from dspark.target.hybrid.modules import HybridDecays, HybridWeights
+from dspark.target.hybrid.recurrence import Recurrence, TorchRecurrence, recurrence
 from dspark.target.hybrid.rotary import PartialRotaryTable
-from dspark.target.hybrid.segments import DeltaPass
 from dspark.target.passes import EMBEDDINGS_TAP, check_pass, last_rows, side_by_side
 
 
@@ -31,6 +32,8 @@ class HybridTarget:
             self._layers = FrozenHybridStack(weights, decays, config)
             self._norm = FrozenNorm(weights.norm)
             self._head = FusedLinear([weights.lm_head])
+        self._kernel: AttentionKernel | None = None
+        self._recurrence: Recurrence = TorchRecurrence(config.delta, "kernels were not asked for")
         self._rotary = PartialRotaryTable(
             config.rope, config.head_dim, config.rotary_dim, self.dtype, self.device
         )
@@ -58,6 +61,12 @@ class HybridTarget:
         """Logits `[rows, vocabulary]` of normed hidden states `[rows, hidden]`."""
         return self._head(hidden)
 
+    def use_kernels(self, choice: Choice) -> dict[str, str]:
+        """Lets passes use CUDA kernels from now on; returns who does what, by role."""
+        self._kernel = attention_kernel(choice, self.dtype, [self.config.head_dim])
+        self._recurrence = recurrence(choice, self.config.delta, self.dtype)
+        return {"attention": self._kernel.how, "recurrence": self._recurrence.how}
+
     def new_cache(self) -> HybridCache:
         """An empty cache for one request."""
         return HybridCache(self.config, self.dtype, self.device)
@@ -77,8 +86,9 @@ class HybridTarget:
             self.config.num_attention_heads,
             (None,) * self.config.attention_layers,
             causal=True,
+            kernel=self._kernel,
         )
-        delta = DeltaPass(segments, self.config.delta)
+        delta = self._recurrence.begin(segments)
         outputs: dict[int, Tensor | None] = dict.fromkeys(taps)
         x = self.embed(token_ids)
         if EMBEDDINGS_TAP in outputs:

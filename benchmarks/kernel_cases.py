@@ -1,0 +1,197 @@
+"""Attention and linear layers by kernel, beside what torch or another library does in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dspark.attention import CachedAttention, KVStore, attention_kernel
+from dspark.checkpoint.rope import RopeConfig
+from dspark.kernels import Choice
+from dspark.target.hybrid.cache import HybridCache
+from dspark.target.hybrid.config import DeltaSizes, HybridConfig
+from dspark.target.hybrid.mixer import DeltaWeights
+from dspark.target.hybrid.modules import DeltaDecay, HybridLayer
+from dspark.target.hybrid.recurrence import KernelRecurrence, TorchRecurrence, recurrence
+
+ROUNDING = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""How far two ways to compute one thing may be apart, as a part of the largest number."""
+
+
+def apart(got: Tensor, right: Tensor) -> float:
+    """NaN where only one has numbers."""
+    return float((got.double() - right.double()).abs().max() / right.double().abs().max())
+
+
+class AttentionCase:
+    """Rows behind contexts of keys and values, in one layer."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        device: torch.device,
+        dtype: torch.dtype,
+        shape: tuple[int, int, int],
+        segments: list[tuple[int, int]],
+        causal: bool,
+        window: int | None = None,
+    ) -> None:
+        """`shape`: heads, key heads, head_dim; `segments`: positions before, and rows of each request."""
+        self.heads, self.key_heads, self.head_dim = shape
+        self.causal, self.dtype, self.segments = causal, dtype, []
+        generator = torch.Generator().manual_seed(0)
+        for length, rows in segments:
+            store = KVStore(1, self.key_heads, self.head_dim, dtype, device)
+            store.reserve(length + rows)
+            store.data.copy_(torch.randn(store.data.shape, generator=generator))
+            store.length = length
+            self.segments.append((store, rows))
+        count = self.heads + 2 * self.key_heads
+        self.rows = torch.randn(
+            sum(rows for _, rows in segments), count, self.head_dim, generator=generator
+        ).to(device, dtype)
+        self.rows[:, : self.heads] /= self.head_dim**0.5
+        kernel = attention_kernel(choice, dtype, [self.head_dim])
+        if kernel.kernels is None:
+            raise RuntimeError(f"attention: {kernel.how}")
+        pass_ = (self.heads, (window,))
+        self._ours = CachedAttention(self.segments, *pass_, causal, kernel=kernel)
+        self._torchs = CachedAttention(self.segments, *pass_, causal)
+
+    def run(self) -> Tensor:
+        """By kernel."""
+        return self._ours.layer(0, self.rows)
+
+    def by_torch(self) -> Tensor:
+        """Request by request."""
+        return self._torchs.layer(0, self.rows)
+
+    def compare(self) -> tuple[float, float]:
+        """The largest difference from torch as a part of the largest number, and what is allowed."""
+        return apart(self.run(), self.by_torch()), ROUNDING[self.dtype]
+
+    def sdpa(self) -> Callable[[], object]:
+        """One call for the batch, which has to be even: every request with as many positions and rows."""
+        batch, (store, rows) = len(self.segments), self.segments[0]
+        keys, values = (
+            torch.stack([s.data[0, part] for s, _ in self.segments])
+            for part in (slice(self.key_heads), slice(self.key_heads, None))
+        )
+        queries = self.rows[:, : self.heads].view(batch, rows, self.heads, self.head_dim).transpose(1, 2)
+        length = store.length + rows
+        seen = torch.ones(rows, length, dtype=torch.bool, device=keys.device).tril_(store.length)
+        mask = seen if self.causal else None
+
+        def run() -> Tensor:
+            return F.scaled_dot_product_attention(queries, keys, values, mask, scale=1.0, enable_gqa=True)
+
+        return run
+
+    def flashinfer(self) -> Callable[[], object]:
+        """Its paged kernel for a few rows, with a page per 16 positions. Raises ImportError without it."""
+        import flashinfer
+
+        batch, (store, rows) = len(self.segments), self.segments[0]
+        page, length = 16, store.length + rows
+        pages = -(-length // page)
+        device = self.rows.device
+        shape = (batch * pages, page, self.key_heads, self.head_dim)
+        cache = tuple(torch.randn(shape, device=device, dtype=self.dtype) for _ in range(2))
+        whole = torch.arange(batch + 1, dtype=torch.int32, device=device)
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            torch.empty(128 << 20, dtype=torch.uint8, device=device), "NHD"
+        )
+        wrapper.plan(
+            whole * rows,
+            whole * pages,
+            torch.arange(batch * pages, dtype=torch.int32, device=device),
+            torch.full((batch,), (length - 1) % page + 1, dtype=torch.int32, device=device),
+            self.heads,
+            self.key_heads,
+            self.head_dim,
+            page,
+            causal=self.causal,
+            sm_scale=1.0,
+            q_data_type=self.dtype,
+        )
+        queries = self.rows[:, : self.heads].contiguous()
+        return lambda: wrapper.run(queries, cache)
+
+
+def delta_config(sizes: DeltaSizes, layers: int) -> HybridConfig:
+    """Linear layers alone, over a narrow model: its products are no part of what is measured."""
+    return HybridConfig(
+        architecture="Qwen3_5ForCausalLM",
+        vocab_size=8,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=64,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=False,
+        attention_bias=False,
+        rope=RopeConfig(),
+        rotary_dim=4,
+        is_linear=(True,) * layers,
+        delta=sizes,
+    )
+
+
+class DeltaCase:
+    """Linear layers between their products, over states of two sides that begin alike."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        device: torch.device,
+        dtype: torch.dtype,
+        sizes: DeltaSizes,
+        layers: int,
+        counts: list[int],
+    ) -> None:
+        torch.manual_seed(0)
+        config = delta_config(sizes, layers)
+        layer, decay = HybridLayer(config, linear=True), DeltaDecay(sizes, config.rms_norm_eps)
+        decay.A_log.data.normal_().sub_(1.5)
+        self.weights = DeltaWeights(layer.to(device, dtype), decay.to(device), sizes)
+        self.counts, self.layers, self.dtype = counts, layers, dtype
+        width = sizes.channels + sizes.values + 2 * sizes.value_heads
+        self.mixed = torch.randn(sum(counts), width, device=device).to(dtype)
+        ours = recurrence(choice, sizes, dtype)
+        if not isinstance(ours, KernelRecurrence):
+            raise RuntimeError(f"recurrence: {ours.how}")
+        self._sides = (ours, TorchRecurrence(sizes, "to compare with"))
+        self._caches = [[HybridCache(config, dtype, device) for _ in counts] for _ in self._sides]
+        for a, b in zip(*self._caches, strict=True):
+            b.state.copy_(a.state.normal_())
+            b.conv.copy_(a.conv.normal_())
+
+    def rows(self, side: int) -> list[Tensor]:
+        """All layers of a pass."""
+        run = self._sides[side].begin(list(zip(self._caches[side], self.counts, strict=True)))
+        return [run.layer(index, self.mixed, self.weights) for index in range(self.layers)]
+
+    def commit(self, side: int, kept: list[int]) -> None:
+        """Of the last pass; afterwards the same rows wait again."""
+        for cache, count in zip(self._caches[side], kept, strict=True):
+            pending = cache._pending
+            if count and pending is not None:
+                pending[0].commit(pending[1], count, cache.conv, cache.state)
+
+    def compare(self) -> tuple[float, float]:
+        """Outputs, and the states when half of the rows are kept."""
+        worst = max(apart(a, b) for a, b in zip(self.rows(0), self.rows(1), strict=True))
+        kept = [(count + 1) // 2 for count in self.counts]
+        for side in range(2):
+            self.commit(side, kept)
+        states = [apart(a.state, b.state) for a, b in zip(*self._caches, strict=True)]
+        states += [apart(a.conv, b.conv) for a, b in zip(*self._caches, strict=True)]
+        if not max(states) <= ROUNDING[torch.float32]:  # float32 whatever the activations
+            return max(states), ROUNDING[torch.float32]
+        return worst, ROUNDING[self.dtype]

@@ -1,0 +1,222 @@
+"""The CUDA kernels: what each has to move at the flagship's sizes, whether it agrees with torch and with the
+core, and how near it comes to the bandwidth of a copy.
+
+    python benchmarks/kernels.py --table [--bandwidth 3350] [--requests 8] [--context 8192]
+    python benchmarks/kernels.py [--device cuda] [--json] [--parity]
+
+`--table` needs no GPU. Without it every kernel is compared (`--parity`: and nothing else), then timed at the
+flagship's sizes against a device copy, torch's SDPA and, where it is installed, FlashInfer. `--json` prints
+one line of JSON. On the CPU it needs DSPARK_CUDA_DRIVER, compares small shapes and times nothing. Not yet run
+on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+import roofline
+from dspark.kernels import Choice, look
+from dspark.target.hybrid.config import DeltaSizes
+from kernel_cases import AttentionCase, DeltaCase
+from sampling_cases import SamplingCase
+
+HALF = torch.bfloat16
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FLAGSHIP = DeltaSizes(
+    key_heads=roofline.DELTA_KEY_HEADS,
+    value_heads=roofline.DELTA_HEADS,
+    key_dim=roofline.DELTA_DIM,
+    value_dim=roofline.DELTA_DIM,
+    kernel=roofline.TAPS,
+)
+SMALL = DeltaSizes(key_heads=2, value_heads=4, key_dim=16, value_dim=16, kernel=4)
+TWO_HEADS = DeltaSizes(key_heads=1, value_heads=2, key_dim=128, value_dim=128, kernel=4)
+TURNS = 20
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    """See the module's own words. Exit code 1: a kernel is wrong; 2: there are none here."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--bandwidth", type=float, default=3350.0, help="GB/s, for --table")
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=8, help="of each request to verify")
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--parity", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    setting = roofline.Setting(options.requests, options.rows, (options.rows + 1) // 2, options.context)
+    if options.table:
+        print(roofline.table(setting, options.bandwidth))
+        return 0
+    device = torch.device(options.device)
+    choice = look(device)
+    if choice.kernels is None:
+        print(f"no kernels: {choice.reason}", file=sys.stderr)
+        return 2
+    with torch.inference_mode():
+        found = {"parity": list(parity(choice, device)), "bandwidth": []}
+        if device.type == "cuda" and not options.parity:
+            found["bandwidth"] = list(bandwidth(choice, device, setting))
+    print(json.dumps(found) if options.json else report(found))
+    return int(not all(case["ok"] for case in found["parity"]))
+
+
+def parity(choice: Choice, device: torch.device) -> Iterator[Row]:
+    """Every kernel beside torch's operations or the core."""
+    small = device.type == "cpu"
+    segments = [(0, 1), (17, 7), (300, 8), (129, 16)] if small else [(0, 1), (17, 7), (5000, 8), (4095, 16)]
+    for dtype in DTYPES:
+        for shape in ((4, 2, 64), (6, 1, 128), (roofline.HEADS, roofline.KEY_HEADS, roofline.HEAD_DIM)):
+            for causal, window in ((True, None), (True, 128), (False, None)):
+                made = AttentionCase(choice, device, dtype, shape, segments, causal, window)
+                what = f"{shape[0]}/{shape[1]} heads of {shape[2]}, causal {causal}, window {window}, {dtype}"
+                yield judged("attention", what, made.compare)
+        for sizes, layers in ((SMALL, 2), (TWO_HEADS if small else FLAGSHIP, 1)):
+            delta = DeltaCase(choice, device, dtype, sizes, layers, [1, 7, 8, 16])
+            yield judged(
+                "delta",
+                f"{sizes.value_heads} heads of {sizes.value_dim} in layers: {layers}, {dtype}",
+                delta.compare,
+            )
+        for given in ({"temperature": 0.0}, {"temperature": 0.8}, {"top_k": 50, "top_p": 0.9, "min_p": 0.01}):
+            vocabulary = 3000 if small else 50_000
+            made = SamplingCase(choice, device, dtype, 6, roofline.BLOCK, vocabulary, 32, **given)
+            wrong, close = made.differences()
+            what = f"{given}, {dtype}: {close} margins within rounding"
+            yield {"kernel": "sampling", "case": what, "error": wrong, "allowed": 0, "ok": wrong == 0}
+
+
+def judged(kernel: str, what: str, compare: Callable[[], tuple[float, float]]) -> Row:
+    """One comparison; a NaN is none that agrees."""
+    error, allowed = compare()
+    return {"kernel": kernel, "case": what, "error": error, "allowed": allowed, "ok": error <= allowed}
+
+
+@dataclass
+class Measured:
+    """What is timed: ours, how often it launches what `work` says, and what to compare with, made when its
+    turn comes."""
+
+    work: roofline.Work
+    run: Callable[[], object]
+    launches: int
+    others: Mapping[str, Callable[[], Callable[[], object]]]
+
+
+def bandwidth(choice: Choice, device: torch.device, setting: roofline.Setting) -> Iterator[Row]:
+    """Microseconds, and bytes that must move as a part of what a copy moves in that time."""
+    copied = copy_bandwidth(device)
+    yield {"kernel": "device copy", "GB/s": round(copied)}
+    for parts in (attention, delta, sampling):
+        for part in parts(choice, device, setting):
+            yield row(part, copied)
+
+
+def row(part: Measured, copied: float) -> Row:
+    """One line of the table."""
+    microseconds = timed(part.run) / part.launches
+    moved = part.work.bytes / microseconds / 1e3
+    found: Row = {
+        "kernel": part.work.kernel,
+        "shape": part.work.shape,
+        "µs": round(microseconds, 1),
+        "GB/s": round(moved),
+        "of a copy": f"{moved / copied:.0%}",
+    }
+    for name, make in part.others.items():
+        try:
+            found[f"{name} µs"] = round(timed(make()) / part.launches, 1)
+        except Exception as error:  # another library's: it may be absent, or want other words
+            found[f"{name} µs"] = f"{type(error).__name__}: {error}"[:80]
+    return found
+
+
+def attention(choice: Choice, device: torch.device, s: roofline.Setting) -> Iterator[Measured]:
+    """One layer of a verify pass, and one of a draft block."""
+    verify = (roofline.HEADS, roofline.KEY_HEADS, roofline.HEAD_DIM)
+    draft = (roofline.DRAFT_HEADS, roofline.DRAFT_KEY_HEADS, roofline.DRAFT_HEAD_DIM)
+    for work, shape, rows, causal in (
+        (roofline.verify_attention(s), verify, s.rows, True),
+        (roofline.draft_attention(s), draft, roofline.BLOCK, False),
+    ):
+        case = AttentionCase(choice, device, HALF, shape, [(s.context, rows)] * s.requests, causal)
+        others = {"torch": as_it_is(case.by_torch), "SDPA": case.sdpa, "FlashInfer": case.flashinfer}
+        yield Measured(work, case.run, 1, others)
+
+
+def delta(choice: Choice, device: torch.device, s: roofline.Setting) -> Iterator[Measured]:
+    """All linear layers of a pass, and the commits of its requests."""
+    case = DeltaCase(choice, device, HALF, FLAGSHIP, roofline.LAYERS_DELTA, [s.rows] * s.requests)
+    rows, kept = partial(case.rows, 1), [s.kept] * s.requests
+    commit = partial(case.commit, 1, kept)
+    yield Measured(roofline.delta_rows(s), partial(case.rows, 0), case.layers, {"torch": as_it_is(rows)})
+    yield Measured(
+        roofline.delta_commit(s), partial(case.commit, 0, kept), s.requests, {"torch": as_it_is(commit)}
+    )
+
+
+def sampling(choice: Choice, device: torch.device, s: roofline.Setting) -> Iterator[Measured]:
+    """Verdict and chain of a batch, with the copies of their plans and outcomes."""
+    block = s.rows - 1
+    case = SamplingCase(
+        choice, device, HALF, s.requests, block, roofline.VOCABULARY, roofline.RANK, temperature=0.8
+    )
+    ids = [tokens + [0] * (block - len(tokens)) for tokens, _ in case.chain()]
+    yield Measured(roofline.verify_sampling(s), partial(case.verdict, ids), 1, {})
+    yield Measured(roofline.markov_step(s), case.chain, block, {})
+
+
+def as_it_is(run: Callable[[], object]) -> Callable[[], Callable[[], object]]:
+    """A side that needs no preparation."""
+    return lambda: run
+
+
+def timed(run: Callable[[], object], turns: int = TURNS) -> float:
+    """Microseconds of one call, the median, by the device's own clock."""
+    for _ in range(3):
+        run()
+    samples = []
+    for _ in range(turns):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(samples)
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """GB/s, read and written, of a copy of 1 GiB."""
+    source = torch.ones(1 << 28, device=device)
+    target = torch.empty_like(source)
+    return 2 * 4 * source.numel() / timed(lambda: target.copy_(source)) / 1e3
+
+
+def report(found: dict[str, list[Row]]) -> str:
+    """For a reader."""
+    lines = []
+    for case in found["parity"]:
+        word = "good " if case["ok"] else "WRONG"
+        lines.append(f"{word} {case['kernel']}: {case['case']}, {case['error']:.2g} of {case['allowed']:.2g}")
+    lines += [", ".join(f"{name} {value}" for name, value in row.items()) for row in found["bandwidth"]]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""The CUDA kernels: whether a device has them, and why not.
+
+`choose` answers once per device. On a GPU the kernels are compiled on first use by the NVRTC that torch
+brings; what fails is one `KernelWarning` with the reason, and torch's operations take over.
+"""
+
+from dspark.kernels.choice import (
+    ROLES,
+    Choice,
+    KernelWarning,
+    choose,
+    look,
+    prepare,
+    stream,
+)
+from dspark.kernels.nvrtc import find_nvrtc, kernel_cache
+
+__all__ = [
+    "ROLES",
+    "Choice",
+    "KernelWarning",
+    "choose",
+    "find_nvrtc",
+    "kernel_cache",
+    "look",
+    "prepare",
+    "stream",
+]

@@ -1,0 +1,21 @@
+//! The CUDA kernels on a device: compiled by NVRTC on the user's machine, kept on disk, launched through the driver.
+//!
+//! The driver and NVRTC are libraries that are looked for at run time, so that one wheel serves machines with and without
+//! a GPU. [`units`] lists the sources, which are embedded; a [`Device`] loads what is asked for.
+
+pub mod attention;
+mod cache;
+pub mod delta;
+mod device;
+mod driver;
+mod error;
+mod library;
+mod nvrtc;
+pub mod sampling;
+pub mod units;
+
+pub use cache::Cache;
+pub use device::{Device, Paths};
+pub use error::CudaError;
+pub use nvrtc::{Architecture, Compiled, Nvrtc, Resources};
+pub use units::Unit;

@@ -1,0 +1,332 @@
+//! NVRTC: from a unit's source to a cubin for one architecture.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use crate::cuda::library::table;
+use crate::cuda::units::HEADERS;
+use crate::cuda::{CudaError, Unit};
+
+table! {
+    /// NVRTC's functions, as nvrtc.h has them.
+    Functions, "NVRTC";
+    nvrtcVersion(*mut c_int, *mut c_int) -> c_int;
+    nvrtcGetNumSupportedArchs(*mut c_int) -> c_int;
+    nvrtcGetSupportedArchs(*mut c_int) -> c_int;
+    nvrtcGetErrorString(c_int) -> *const c_char;
+    nvrtcCreateProgram(*mut *mut c_void, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int;
+    nvrtcDestroyProgram(*mut *mut c_void) -> c_int;
+    nvrtcCompileProgram(*mut c_void, c_int, *const *const c_char) -> c_int;
+    nvrtcGetCUBINSize(*mut c_void, *mut usize) -> c_int;
+    nvrtcGetCUBIN(*mut c_void, *mut c_char) -> c_int;
+    nvrtcGetProgramLogSize(*mut c_void, *mut usize) -> c_int;
+    nvrtcGetProgramLog(*mut c_void, *mut c_char) -> c_int;
+}
+
+/// The flags of every compilation, beside the architecture. `-v` puts what an entry uses into the log.
+pub const FLAGS: &[&str] = &["--std=c++17", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills"];
+
+/// A compute capability, and whether the instructions of that generation alone are allowed: `sm_90a`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Architecture {
+    capability: u32,
+    specific: bool,
+}
+
+impl Architecture {
+    /// The oldest that has all that the kernels use (bfloat16 conversions).
+    pub const OLDEST: u32 = 80;
+
+    /// That of a device of this compute capability (8.9 is 89).
+    pub fn of_device(capability: u32) -> Self {
+        Architecture { capability, specific: capability == 90 || capability / 10 == 10 }
+    }
+
+    /// The compute capability, 8.9 being 89.
+    pub fn capability(self) -> u32 {
+        self.capability
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "sm_{}{}", self.capability, if self.specific { "a" } else { "" })
+    }
+}
+
+impl FromStr for Architecture {
+    type Err = CudaError;
+
+    fn from_str(text: &str) -> Result<Self, CudaError> {
+        let number = text.strip_prefix("sm_").map(|rest| (rest.trim_end_matches('a'), rest.ends_with('a')));
+        match number.and_then(|(digits, specific)| Some((digits.parse().ok()?, specific))) {
+            Some((capability, specific)) if (Self::OLDEST..1000).contains(&capability) => {
+                Ok(Architecture { capability, specific })
+            }
+            _ => Err(CudaError::Unsuitable(format!(
+                "an architecture is sm_{} or newer, such as sm_90a, not {text:?}",
+                Self::OLDEST
+            ))),
+        }
+    }
+}
+
+/// What an entry uses, as the assembler says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resources {
+    /// The kernel.
+    pub entry: String,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes that are stored to and loaded from local memory because registers ran out.
+    pub spills: u32,
+    /// Bytes of local memory of a thread.
+    pub stack: u32,
+    /// Bytes of static shared memory of a block.
+    pub shared: u32,
+}
+
+/// A unit for one architecture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// What the driver loads.
+    pub cubin: Vec<u8>,
+    /// Of each entry, in the order of their names.
+    pub resources: Vec<Resources>,
+}
+
+/// The compiler.
+pub struct Nvrtc {
+    functions: Functions,
+    version: (c_int, c_int),
+    supported: Vec<c_int>,
+}
+
+impl Nvrtc {
+    /// Loads NVRTC and asks what it can do.
+    pub fn open(path: &Path) -> Result<Self, CudaError> {
+        let functions = Functions::open(path)?;
+        let (mut major, mut minor, mut count) = (0, 0, 0);
+        let mut this = Nvrtc { functions, version: (0, 0), supported: Vec::new() };
+        // SAFETY: each call writes one number, or as many as were counted, to where there is room for them.
+        unsafe {
+            this.check("nvrtcVersion", (this.functions.nvrtcVersion)(&raw mut major, &raw mut minor))?;
+            let code = (this.functions.nvrtcGetNumSupportedArchs)(&raw mut count);
+            this.check("nvrtcGetNumSupportedArchs", code)?;
+            let mut supported = vec![0; usize::try_from(count).unwrap_or(0)];
+            let code = (this.functions.nvrtcGetSupportedArchs)(supported.as_mut_ptr());
+            this.check("nvrtcGetSupportedArchs", code)?;
+            (this.version, this.supported) = ((major, minor), supported);
+        }
+        Ok(this)
+    }
+
+    /// As CUDA's version: "13.2".
+    pub fn version(&self) -> String {
+        format!("{}.{}", self.version.0, self.version.1)
+    }
+
+    /// Refuses an architecture that this NVRTC does not know.
+    pub fn require(&self, architecture: Architecture) -> Result<(), CudaError> {
+        if self.supported.iter().any(|&known| u32::try_from(known) == Ok(architecture.capability)) {
+            return Ok(());
+        }
+        Err(CudaError::Unsuitable(format!("NVRTC {} knows no {architecture}", self.version())))
+    }
+
+    /// Compiles a unit.
+    pub fn compile(&self, unit: &Unit, architecture: Architecture) -> Result<Compiled, CudaError> {
+        self.require(architecture)?;
+        let program = self.program(unit)?;
+        let flags = FLAGS.iter().map(|flag| (*flag).to_string());
+        let flags: Vec<CString> =
+            flags.chain([format!("--gpu-architecture={architecture}")]).map(text).collect();
+        let addresses: Vec<_> = flags.iter().map(|flag| flag.as_ptr()).collect();
+        // SAFETY: `program` is one that NVRTC made; `addresses` are as many strings, which outlive the call.
+        let code = unsafe {
+            (self.functions.nvrtcCompileProgram)(program.handle, addresses.len() as c_int, addresses.as_ptr())
+        };
+        let log = program.log()?;
+        if code != 0 {
+            let log = log.split_whitespace().collect::<Vec<_>>().join(" ");
+            let log = if log.is_empty() { self.words(code) } else { log };
+            return Err(CudaError::Compile { unit: unit.name, architecture: architecture.to_string(), log });
+        }
+        let cubin = program.cubin()?;
+        let mut resources = read_log(&log);
+        resources.sort_by(|a, b| a.entry.cmp(&b.entry));
+        Ok(Compiled { cubin, resources })
+    }
+
+    fn program(&self, unit: &Unit) -> Result<Program<'_>, CudaError> {
+        let (source, name) = (text(unit.source), text(format!("{}.cu", unit.name)));
+        let texts: Vec<CString> = HEADERS.iter().map(|header| text(header.1)).collect();
+        let names: Vec<CString> = HEADERS.iter().map(|header| text(header.0)).collect();
+        let texts: Vec<_> = texts.iter().map(|one| one.as_ptr()).collect::<Vec<_>>();
+        let names: Vec<_> = names.iter().map(|one| one.as_ptr()).collect::<Vec<_>>();
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: all strings end with a zero and outlive the call, which copies them; the counts are theirs.
+        let code = unsafe {
+            (self.functions.nvrtcCreateProgram)(
+                &raw mut handle,
+                source.as_ptr(),
+                name.as_ptr(),
+                texts.len() as c_int,
+                texts.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        self.check("nvrtcCreateProgram", code)?;
+        Ok(Program { nvrtc: self, handle })
+    }
+
+    fn check(&self, function: &'static str, code: c_int) -> Result<(), CudaError> {
+        if code == 0 {
+            return Ok(());
+        }
+        Err(CudaError::Call {
+            doing: "compiling kernels".to_string(),
+            function,
+            code: self.words(code),
+            said: String::new(),
+        })
+    }
+
+    fn words(&self, code: c_int) -> String {
+        // SAFETY: NVRTC answers with a string of its own, which is never freed.
+        unsafe {
+            let words = (self.functions.nvrtcGetErrorString)(code);
+            if words.is_null() {
+                code.to_string()
+            } else {
+                CStr::from_ptr(words).to_string_lossy().into_owned()
+            }
+        }
+    }
+}
+
+/// A program of NVRTC, destroyed with this.
+struct Program<'a> {
+    nvrtc: &'a Nvrtc,
+    handle: *mut c_void,
+}
+
+impl Program<'_> {
+    fn log(&self) -> Result<String, CudaError> {
+        let functions = &self.nvrtc.functions;
+        let bytes = self.read(
+            ("nvrtcGetProgramLogSize", functions.nvrtcGetProgramLogSize),
+            ("nvrtcGetProgramLog", functions.nvrtcGetProgramLog),
+        )?;
+        Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_string())
+    }
+
+    fn cubin(&self) -> Result<Vec<u8>, CudaError> {
+        let functions = &self.nvrtc.functions;
+        self.read(
+            ("nvrtcGetCUBINSize", functions.nvrtcGetCUBINSize),
+            ("nvrtcGetCUBIN", functions.nvrtcGetCUBIN),
+        )
+    }
+
+    fn read(
+        &self,
+        size: (&'static str, unsafe extern "C" fn(*mut c_void, *mut usize) -> c_int),
+        content: (&'static str, unsafe extern "C" fn(*mut c_void, *mut c_char) -> c_int),
+    ) -> Result<Vec<u8>, CudaError> {
+        let mut bytes = 0;
+        // SAFETY: the handle is that of a program; one number is written.
+        self.nvrtc.check(size.0, unsafe { (size.1)(self.handle, &raw mut bytes) })?;
+        let mut found = vec![0_u8; bytes];
+        // SAFETY: as many bytes are written as were announced.
+        self.nvrtc.check(content.0, unsafe { (content.1)(self.handle, found.as_mut_ptr().cast()) })?;
+        Ok(found)
+    }
+}
+
+impl Drop for Program<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the program is NVRTC's and is not used afterwards. A failure leaves nothing to do.
+        unsafe { (self.nvrtc.functions.nvrtcDestroyProgram)(&raw mut self.handle) };
+    }
+}
+
+/// A C string of a text that we wrote ourselves, so that there is no zero in it.
+fn text(words: impl Into<String>) -> CString {
+    CString::new(words.into().replace('\0', "")).unwrap_or_default()
+}
+
+/// What the assembler says about each entry.
+fn read_log(log: &str) -> Vec<Resources> {
+    let mut found: Vec<Resources> = Vec::new();
+    let mut of_entry = false;
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            let entry = rest.split('\'').next().unwrap_or_default().to_string();
+            found.push(Resources { entry, registers: 0, spills: 0, stack: 0, shared: 0 });
+        }
+        if let Some((_, name)) = line.split_once("Function properties for ") {
+            of_entry = found.last().is_some_and(|last| last.entry == name.trim());
+        }
+        let Some(last) = found.last_mut().filter(|_| of_entry) else { continue };
+        let number = |before: &str| {
+            let (words, _) = line.split_once(before)?;
+            words.split_whitespace().next_back()?.trim_start_matches(',').parse::<u32>().ok()
+        };
+        if let (Some(stack), Some(stores), Some(loads)) =
+            (number(" bytes stack frame"), number(" bytes spill stores"), number(" bytes spill loads"))
+        {
+            (last.stack, last.spills) = (stack, stores + loads);
+        }
+        if let Some(registers) = number(" registers") {
+            (last.registers, last.shared) = (registers, number(" bytes smem").unwrap_or(0));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architectures_are_written_as_nvrtc_has_them() {
+        for (capability, name) in
+            [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120")]
+        {
+            assert_eq!(Architecture::of_device(capability).to_string(), name);
+            assert_eq!(name.parse(), Ok(Architecture::of_device(capability)));
+        }
+        for wrong in ["sm_75", "90", "sm_", "sm_a", "sm_9000", "compute_90"] {
+            let error = wrong.parse::<Architecture>().expect_err("not an architecture");
+            assert!(error.to_string().contains(wrong), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_log_says_what_entries_use() {
+        let log = "ptxas info    : 0 bytes gmem\n\
+            ptxas info    : Compiling entry function 'first' for 'sm_80'\n\
+            ptxas info    : Function properties for first\n    \
+            8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads\n\
+            ptxas info    : Used 40 registers, used 1 barriers, 8 bytes cumulative stack size, 512 bytes smem, 376 bytes cmem[0]\n\
+            ptxas info    : Function properties for helper\n    \
+            64 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+            ptxas info    : Compiling entry function 'second' for 'sm_80'\n\
+            ptxas info    : Function properties for second\n    \
+            0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+            ptxas info    : Used 12 registers, used 0 barriers\n";
+        let expected = [("first", 40, 16, 8, 512), ("second", 12, 0, 0, 0)].map(
+            |(entry, registers, spills, stack, shared)| Resources {
+                entry: entry.to_string(),
+                registers,
+                spills,
+                stack,
+                shared,
+            },
+        );
+        assert_eq!(read_log(log), expected);
+    }
+}

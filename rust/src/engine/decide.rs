@@ -1,0 +1,184 @@
+//! Who decides about a batch's rows: the runner where it can, on the rows' own device; the core on this one otherwise.
+
+use rayon::prelude::*;
+
+use super::active::Active;
+use super::{
+    Block, ChainBlock, DraftPass, EngineConfig, Failure, FinishReason, ModelRunner, PassRows, RunnerError,
+};
+use crate::accept::accept;
+use crate::calibration::{Calibration, at_temperature};
+use crate::chain::{self, ChainSettings};
+use crate::schedule::Planner;
+
+/// Whether the runner decides about a request. The choice of candidates, and with it the laws of drafted tokens, is the
+/// core's.
+fn is_placed<M: ModelRunner>(runner: &M, config: &EngineConfig, active: &Active) -> bool {
+    config.markov_candidates.is_none() && runner.decides(config.rule, &active.request.params)
+}
+
+/// How a round's blocks are drawn.
+pub(super) struct Chains<'a> {
+    pub(super) config: &'a EngineConfig,
+    pub(super) planner: &'a Planner,
+}
+
+impl Chains<'_> {
+    /// Draws the blocks of a draft pass: request i of `drafting` owns the rows from `gamma * i` on.
+    pub(super) fn draw<M: ModelRunner>(
+        &self,
+        runner: &mut M,
+        pass: &mut DraftPass<M::Rows>,
+        drafting: &mut [&mut Active],
+    ) -> Result<(), RunnerError> {
+        let (placed, hosted): (Vec<_>, Vec<_>) =
+            drafting.iter_mut().enumerate().partition(|(_, active)| is_placed(runner, self.config, active));
+        if !placed.is_empty() {
+            let blocks: Vec<_> = placed.iter().map(|(i, active)| self.block(*i, active)).collect();
+            let chains = runner.chain(self.config.rule, pass, &blocks)?;
+            for ((_, active), chain) in placed.into_iter().zip(chains) {
+                active.chain = chain;
+            }
+        }
+        if hosted.is_empty() {
+            return Ok(());
+        }
+        pass.base.fetch()?;
+        pass.hidden.as_mut().map_or(Ok(()), PassRows::fetch)?;
+        let heads = runner.heads();
+        let gamma = self.config.gamma;
+        let (base, hidden) = (pass.base.rows(), pass.hidden.as_ref().map(PassRows::rows));
+        heads
+            .check(base.cols(), hidden.map(|hidden| hidden.cols()))
+            .map_err(|error| RunnerError(format!("the draft's heads do not fit its states: {error}")))?;
+        let hidden_rows = heads.hidden_rows(gamma);
+        for_each(hosted, |(i, active)| {
+            let rows = i * gamma..(i + 1) * gamma;
+            let states = i * hidden_rows..(i + 1) * hidden_rows;
+            let settings = self.settings(active);
+            let noise = active.noise();
+            active.chain = chain::draft(
+                active.anchor(),
+                base.slice(rows),
+                hidden.map(|hidden| hidden.slice(states)),
+                &heads,
+                &settings,
+                self.config.rule,
+                &active.request.params,
+                &mut active.history,
+                &noise,
+                &mut active.workspace,
+            );
+        });
+        Ok(())
+    }
+
+    fn block<'a>(&'a self, index: usize, active: &'a Active) -> ChainBlock<'a> {
+        ChainBlock {
+            request: active.request.id,
+            index,
+            anchor: active.anchor(),
+            params: &active.request.params,
+            history: &active.history,
+            noise: active.noise(),
+            settings: self.settings(active),
+        }
+    }
+
+    fn settings(&self, active: &Active) -> ChainSettings<'_> {
+        let params = &active.request.params;
+        let calibration = at_temperature(&self.config.calibrations, params.temperature);
+        ChainSettings {
+            limit: active.depth.tokens,
+            threshold: self.planner.policy().threshold(),
+            candidates: self.config.markov_candidates,
+            temperatures: calibration.map(Calibration::temperatures),
+            offsets: self.planner.offsets(params.is_greedy()),
+        }
+    }
+}
+
+/// Applies the acceptance rule to each request's rows, the first of which is `first`, and commits the outcome. Returns
+/// how many decisions were within rounding of another one.
+pub(super) fn judge<M: ModelRunner>(
+    runner: &mut M,
+    config: &EngineConfig,
+    batch: &mut [Active],
+    logits: &mut M::Rows,
+    first: usize,
+    is_round: bool,
+) -> Result<u64, RunnerError> {
+    let mut end = first;
+    let (placed, hosted): (Vec<_>, Vec<_>) = batch
+        .iter_mut()
+        .map(|active| {
+            let start = end;
+            end += active.rows.len();
+            (start, active)
+        })
+        .partition(|(_, active)| is_placed(runner, config, active));
+    let mut close = 0;
+    if !placed.is_empty() {
+        let blocks: Vec<_> = placed.iter().map(|(start, active)| block(*start, active)).collect();
+        let outcomes = runner.judge(config.rule, logits, &blocks)?;
+        for ((_, active), outcome) in placed.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(judgement) => {
+                    close += u64::from(judgement.is_close);
+                    let kept = 1..1 + judgement.verdict.accepted;
+                    active.rows[kept].iter().for_each(|&token| active.history.push(token));
+                    active.commit(judgement.verdict, active.rows.len() - 1, is_round);
+                }
+                Err(error) => end_unusable(active, error.to_string()),
+            }
+        }
+    }
+    if hosted.is_empty() {
+        return Ok(close);
+    }
+    logits.fetch()?;
+    let logits = logits.rows();
+    for_each(hosted, |(start, active)| {
+        let verified = active.rows.len() - 1;
+        let noise = active.noise();
+        let verdict = accept(
+            config.rule,
+            logits.slice(start..start + verified + 1),
+            &active.rows[1..],
+            &active.chain.laws[..verified],
+            &active.request.params,
+            &mut active.history,
+            &noise,
+            &mut active.workspace,
+        );
+        match verdict {
+            Ok(verdict) => active.commit(verdict, verified, is_round),
+            Err(error) => end_unusable(active, error.to_string()),
+        }
+    });
+    Ok(close)
+}
+
+fn block(first_row: usize, active: &Active) -> Block<'_> {
+    Block {
+        request: active.request.id,
+        first_row,
+        ids: &active.rows[1..],
+        params: &active.request.params,
+        history: &active.history,
+        noise: active.noise(),
+    }
+}
+
+fn end_unusable(active: &mut Active, reason: String) {
+    active.end(FinishReason::Error, Some(Failure::Numerics(reason)));
+}
+
+/// A batch of one stays on this thread: handing it over costs more than most rows.
+fn for_each<T: Send>(work: Vec<T>, run: impl Fn(T) + Sync + Send) {
+    if work.len() > 1 {
+        work.into_par_iter().for_each(run);
+    } else {
+        work.into_iter().for_each(run);
+    }
+}

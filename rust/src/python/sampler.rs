@@ -1,0 +1,103 @@
+//! Chains and acceptance by kernels: plans made here, run by Python's `Sampler`, whose memory is torch's.
+
+use std::collections::HashMap;
+
+use pyo3::PyClass;
+use pyo3::prelude::*;
+
+use crate::accept::{NumericsError, Rule};
+use crate::chain::Chain;
+use crate::cuda::sampling::{self, ChainPlan, DraftLaws, Drafts, Verify};
+use crate::engine::{Block, ChainBlock, DraftPass, Judgement, RequestId, RunnerError};
+use crate::params::SamplingParams;
+use crate::python::device_heads::DeviceHeadTensors;
+use crate::python::errors::log;
+use crate::python::sampling::{PyChain, PyVerify};
+use crate::python::tensors::Tensor;
+
+/// A `dspark.kernels.sampler.Sampler`.
+pub struct Sampler {
+    object: Py<PyAny>,
+    heads: DeviceHeadTensors,
+    /// What the last chains left.
+    drafted: Option<Drafted>,
+}
+
+/// Laws of drafted tokens in the device's memory.
+struct Drafted {
+    laws: DraftLaws,
+    /// The row where those of a request begin.
+    first_rows: HashMap<RequestId, usize>,
+    /// Keeps the memory.
+    _memory: Py<PyAny>,
+}
+
+/// The outcome's bytes, the addresses of table and scratch memory, and what keeps them.
+type Run = (Vec<u8>, u64, u64, Py<PyAny>);
+
+impl Sampler {
+    /// Wraps a Python object with `heads` and `run(plan)`.
+    pub fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let heads = object.getattr("heads")?;
+        let heads = DeviceHeadTensors::from_py(heads.cast()?)?;
+        Ok(Sampler { object: object.clone().unbind(), heads, drafted: None })
+    }
+
+    /// Whether it decides about such a request.
+    pub fn serves(&self, rule: Rule, params: &SamplingParams) -> bool {
+        sampling::serves(rule, params).is_ok()
+    }
+
+    /// See `ModelRunner::chain`.
+    pub fn chain(
+        &mut self,
+        rule: Rule,
+        gamma: usize,
+        pass: &DraftPass<Tensor>,
+        blocks: &[ChainBlock<'_>],
+    ) -> Result<Vec<Chain>, RunnerError> {
+        self.drafted = None;
+        let hidden = pass.hidden.as_ref().map(Tensor::device_rows);
+        let heads = self.heads.view();
+        let plan = ChainPlan::new(rule, gamma, &pass.base.device_rows(), hidden.as_ref(), &heads, blocks);
+        let plan = plan.map_err(|error| RunnerError(error.to_string()))?;
+        let (plan, (outcome, table, scratch, memory)) = self.run(PyChain::of(plan))?;
+        let first_rows = blocks.iter().enumerate().map(|(i, block)| (block.request, i * gamma)).collect();
+        let plan = &plan.get().plan;
+        self.drafted = Some(Drafted { laws: plan.laws(table, scratch), first_rows, _memory: memory });
+        Ok(plan.read(&outcome, blocks))
+    }
+
+    /// See `ModelRunner::judge`.
+    pub fn judge(
+        &self,
+        rule: Rule,
+        logits: &Tensor,
+        blocks: &[Block<'_>],
+    ) -> Result<Vec<Result<Judgement, NumericsError>>, RunnerError> {
+        let first = |block: &Block<'_>| {
+            let known = self.drafted.as_ref().and_then(|drafted| drafted.first_rows.get(&block.request));
+            known.copied().unwrap_or_default()
+        };
+        let firsts: Vec<_> = blocks.iter().map(first).collect();
+        let drafts = self.drafted.as_ref().map_or(Drafts::None, |drafted| Drafts::Chained(drafted.laws));
+        let plan = Verify::new(rule, &logits.device_rows(), drafts, blocks, &firsts);
+        let plan = plan.map_err(|error| RunnerError(error.to_string()))?;
+        let (plan, (outcome, ..)) = self.run(PyVerify(plan))?;
+        Ok(plan.get().0.read(&outcome))
+    }
+
+    /// Lets Python run a plan.
+    fn run<T: PyClass + Into<PyClassInitializer<T>>>(&self, plan: T) -> Result<(Py<T>, Run), RunnerError> {
+        Python::attach(|py| {
+            let plan = Py::new(py, plan)?;
+            let run = self.object.bind(py).call_method1("run", (&plan,))?.extract()?;
+            Ok((plan, run))
+        })
+        .map_err(|error: PyErr| {
+            let message = format!("sampling failed: {error}");
+            Python::attach(|py| log(py, &message, error));
+            RunnerError(message)
+        })
+    }
+}
