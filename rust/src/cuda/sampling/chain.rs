@@ -1,7 +1,8 @@
 //! Markov chains of a batch, drawn where the base logits lie.
 
 use super::edits::changes;
-use super::layout::{Heads, LAW_BYTES, Matrix, RACE_BYTES, SampleArgs, code};
+use super::heads::{DeviceHeads, place};
+use super::layout::{LAW_BYTES, RACE_BYTES, SampleArgs};
 use super::plan::{Arena, Batch, Launch, ROW_THREADS, TILE_THREADS, Table, check, int, tiles};
 use super::verify::DraftLaws;
 use super::{DeviceRows, SampleError};
@@ -10,50 +11,6 @@ use crate::calibration::sigmoid;
 use crate::chain::Chain;
 use crate::engine::ChainBlock;
 use crate::schedule::threshold::is_below;
-
-/// The heads of a draft in the device's memory; see [`crate::chain::Heads`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct DeviceHeads {
-    /// The Markov head.
-    pub markov: Option<DeviceMarkov>,
-    /// Weight of the confidence head, one row; its bias, 0 if it has none; whether it reads the embedding.
-    pub confidence: Option<(DeviceRows, f64, bool)>,
-    /// Of a reduced vocabulary.
-    pub vocabulary: Option<DeviceVocabulary>,
-}
-
-/// A Markov head in the device's memory.
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceMarkov {
-    /// What makes the latent vector.
-    pub kind: DeviceKind,
-    /// Token embeddings.
-    pub w1: DeviceRows,
-    /// Projection to logits.
-    pub w2: DeviceRows,
-}
-
-/// The kinds of Markov heads, with the projection and its bias where there is one.
-#[derive(Clone, Copy, Debug)]
-pub enum DeviceKind {
-    /// The embedding itself.
-    Vanilla,
-    /// A gated one.
-    Gated(DeviceRows, DeviceRows),
-    /// A recurrent state; the flag says whether it goes through the anchor's own slot.
-    Rnn(DeviceRows, DeviceRows, bool),
-}
-
-/// A reduced vocabulary in the device's memory.
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceVocabulary {
-    /// The token of each column, as 32-bit integers.
-    pub tokens: u64,
-    /// The column of each target token, as 32-bit integers; -1 for none.
-    pub column: u64,
-    /// Target tokens.
-    pub size: usize,
-}
 
 /// What is copied to the device, what it needs of memory, and the launches over it.
 pub struct ChainPlan {
@@ -68,8 +25,6 @@ pub struct ChainPlan {
     has_confidence: bool,
 }
 
-/// The longest latent vector that the kernels hold.
-const MOST_RANK: usize = 1024;
 /// Elements of a latent vector that one block of threads makes.
 const LATENT_ROWS: usize = 8;
 
@@ -269,44 +224,3 @@ impl ChainPlan {
 
 /// Marks a slot whose previous token has no embedding.
 const NO_EMBEDDING: u32 = 8;
-
-/// The heads as the kernels read them.
-fn place(heads: &DeviceHeads, hidden: Option<&DeviceRows>) -> Result<Heads, SampleError> {
-    let matrix = |name: &str, rows: &DeviceRows| {
-        let dtype = code(rows.dtype)
-            .ok_or_else(|| SampleError(format!("{name}: float64 is computed on the host")))?;
-        let (count, columns, stride) = (int(rows.rows), int(rows.columns), int(rows.stride));
-        Ok::<_, SampleError>(Matrix { data: rows.address, dtype, rows: count, columns, stride })
-    };
-    let mut placed = Heads::default();
-    if let Some(markov) = &heads.markov {
-        placed.kind = 1;
-        placed.w1 = matrix("markov_w1", &markov.w1)?;
-        placed.w2 = matrix("markov_w2", &markov.w2)?;
-        if markov.w1.columns > MOST_RANK {
-            let rank = markov.w1.columns;
-            return Err(SampleError(format!("a Markov head of rank {rank}: the kernels hold {MOST_RANK}")));
-        }
-        if let DeviceKind::Gated(weight, bias) | DeviceKind::Rnn(weight, bias, _) = &markov.kind {
-            placed.kind = 2;
-            placed.latent = matrix("the Markov projection", weight)?;
-            placed.latent_bias = matrix("the Markov projection's bias", bias)?;
-        }
-        if let DeviceKind::Rnn(_, _, through_anchor) = &markov.kind {
-            placed.kind = 3;
-            placed.lead = i32::from(*through_anchor);
-        }
-    }
-    if let Some((weight, _, with_markov)) = &heads.confidence {
-        placed.confidence = matrix("the confidence head", weight)?;
-        placed.with_markov = i32::from(*with_markov);
-    }
-    if let Some(hidden) = hidden {
-        placed.hidden = matrix("draft states", hidden)?;
-    }
-    if let Some(vocabulary) = &heads.vocabulary {
-        (placed.tokens, placed.column) = (vocabulary.tokens, vocabulary.column);
-        placed.vocabulary = int(vocabulary.size);
-    }
-    Ok(placed)
-}

@@ -6,11 +6,13 @@
 
 mod chain;
 mod edits;
+mod heads;
 mod layout;
 mod plan;
 mod verify;
 
-pub use chain::{ChainPlan, DeviceHeads, DeviceKind, DeviceMarkov, DeviceVocabulary};
+pub use chain::ChainPlan;
+pub use heads::{DeviceHeads, DeviceKind, DeviceMarkov, DeviceVocabulary};
 pub use layout::SampleArgs;
 pub use plan::Launch;
 pub use verify::{DraftLaws, Drafts, Verify};
