@@ -8,6 +8,7 @@ from dspark.sampling import SamplingParams
 __all__ = [
     "Attention",
     "Calibration",
+    "ChainPlan",
     "CostTable",
     "Engine",
     "KernelAttention",
@@ -17,6 +18,7 @@ __all__ = [
     "Product",
     "Ticket",
     "Uniforms",
+    "VerifyPlan",
     "__version__",
     "accept_batch",
     "compile_kernels",
@@ -199,7 +201,6 @@ class KernelAttention:
         head_dim: int,
         segments: list[tuple[int, int, int, int, int]],
         reaches: list[tuple[bool, int, bool]],
-        stream: int,
     ) -> KernelAttention: ...
     @property
     def table(self) -> list[int]: ...
@@ -214,6 +215,7 @@ class KernelAttention:
         output: int,
         table: int,
         workspace: int,
+        stream: int,
     ) -> None: ...
 
 # Requests, most rows of one, rows; addresses: table, inputs, keys, log decays, updates.
