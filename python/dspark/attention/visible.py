@@ -40,8 +40,8 @@ class Visible:
         return Visible(stop - start, total, self.causal, window, self.anchored)
 
     def mask(self, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """Additive, None where nothing is hidden. On a CPU `[rows * groups, total - first]`, each row `groups`
-        times, cut from one that is kept; elsewhere `[rows, total - first]`, see `fresh_mask`."""
+        """Additive, None where nothing is hidden. On a CPU `[rows * groups, total - first]`, each row
+        `groups` times, cut from one that is kept; elsewhere `[rows, total - first]`, see `fresh_mask`."""
         if not self.causal or (self.rows == 1 and self.total - self.first <= (self.window or self.total)):
             return None
         if device.type != "cpu":

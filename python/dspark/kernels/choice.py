@@ -49,8 +49,9 @@ def look(device: torch.device) -> Choice:
     """The choice for `device`, made once and kept.
 
     A GPU has kernels unless `$DSPARK_KERNELS` is "off" or something fails, which is one `KernelWarning`;
-    `KernelError` if afterwards torch's operations fail too, as after a fault on the device. A CPU has some only where `$DSPARK_CUDA_DRIVER` names a stand-in for the driver, whose device memory is
-    ordinary memory; that is for tests.
+    `KernelError` if afterwards torch's operations fail too, as after a fault on the device. A CPU has some
+    only where `$DSPARK_CUDA_DRIVER` names a stand-in for the driver, whose device memory is ordinary memory;
+    that is for tests.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
