@@ -6,8 +6,8 @@ core, and how near it comes to the bandwidth of a copy.
 
 `--table` needs no GPU. Without it every kernel is compared (`--parity`: and nothing else), then timed at the
 flagship's sizes against a device copy, torch's SDPA and, where it is installed, FlashInfer. A case that fails
-is reported and the others follow, until the device itself has failed. `--json` prints one line of JSON. On the CPU it
-needs DSPARK_CUDA_DRIVER, compares small shapes and times nothing. Not yet run on a GPU.
+is reported and the others follow, until the device itself has failed. `--json` prints one line of JSON. On
+the CPU it needs DSPARK_CUDA_DRIVER, compares small shapes and times nothing. Not yet run on a GPU.
 """
 
 from __future__ import annotations
