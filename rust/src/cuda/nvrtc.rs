@@ -25,10 +25,8 @@ table! {
     nvrtcGetProgramLog(*mut c_void, *mut c_char) -> c_int;
 }
 
-/// The flags of every compilation, beside the architecture. `-v` puts what an entry uses into the log; by the lines'
-/// table compute-sanitizer and profilers name lines, and the code is the same with it.
-pub const FLAGS: &[&str] =
-    &["--std=c++17", "--generate-line-info", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills"];
+/// The flags of every compilation, beside the architecture. `-v` puts what an entry uses into the log.
+pub const FLAGS: &[&str] = &["--std=c++17", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills"];
 
 /// A compute capability, and whether the instructions of that generation alone are allowed: `sm_90a`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
