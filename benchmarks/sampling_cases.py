@@ -55,9 +55,13 @@ class SamplingCase:
         moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.heads["markov"].items()}
         self._sampler = Sampler(choice.kernels, device, {"markov": moved})
 
-    def chain(self) -> list[tuple[list[int], list[float]]]:
-        """Drafted tokens by kernel, and confidences, of which there are none."""
-        plan = _core.ChainPlan(
+    def run(self, plan: _core.ChainPlan | _core.VerifyPlan) -> bytes:
+        """The copies of a plan and of its outcome, and the kernels between them."""
+        return self._sampler.run(plan)[0]
+
+    def chain_plan(self) -> _core.ChainPlan:
+        """Of the chains of all requests."""
+        return _core.ChainPlan(
             self.anchors,
             self._there["base"],
             None,
@@ -68,15 +72,23 @@ class SamplingCase:
             self.history,
             gamma=self.block,
         )
-        return plan.read(self._sampler.run(plan)[0])
 
-    def verdict(self, ids: list[list[int]]) -> list[tuple[int, int, bool]]:
-        """Kept tokens and the token behind them, by kernel; and whether a margin was within rounding. The
-        draft's law is that without the Markov bias: another than the chain's, and a law all the same."""
-        plan = _core.VerifyPlan(
+    def chain(self) -> list[tuple[list[int], list[float]]]:
+        """Drafted tokens by kernel, and confidences, of which there are none."""
+        plan = self.chain_plan()
+        return plan.read(self.run(plan))
+
+    def verify_plan(self, ids: list[list[int]]) -> _core.VerifyPlan:
+        """Of the verdicts. The draft's law is that without the Markov bias: another than the chain's, and a
+        law all the same."""
+        return _core.VerifyPlan(
             self._there["target"], ids, self._there["base"], RULE, self.params, self.noise, self.history
         )
-        return plan.read(self._sampler.run(plan)[0])
+
+    def verdict(self, ids: list[list[int]]) -> list[tuple[int, int, bool]]:
+        """Kept tokens and the token behind them, by kernel; and whether a margin was within rounding."""
+        plan = self.verify_plan(ids)
+        return plan.read(self.run(plan))
 
     def core_chain(self) -> list[list[int]]:
         """The core's, request by request."""

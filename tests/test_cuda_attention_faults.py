@@ -35,7 +35,8 @@ SEEN_TOO = {
     "scale of earlier sums": ("    sum *= factor;\n", ""),
     "scale of earlier values": ("n % 4] *= factors[n % 4 / 2]", "n % 4] *= 1"),
     "head of a group": ("query % args.groups; }", "query / args.groups % args.groups; }"),
-    "values as keys": ("cache + which * args.key_heads", "cache + 0 * args.key_heads"),
+    "values as keys": ("cache + which * to_values", "cache + 0 * to_values"),
+    "low bits of a rest": ("(leading(x))) & 0xffffe000u", "(leading(x)))"),
 }
 OTHERS = {
     "transposed values": ("load_transposed(b,", "load_matrices(b,"),

@@ -122,7 +122,7 @@ def test_what_a_pass_must_not_be(driver: Library) -> None:
         dtype: str = "float32", heads: int = 6, rows: int = 1, cache: int = place
     ) -> _core.KernelAttention:
         segments = [(cache, 1024, 256, 1, rows)]
-        return _core.KernelAttention(kernels, dtype, 2, heads, 64, segments, [(True, 0, False)], 0)
+        return _core.KernelAttention(kernels, dtype, 2, heads, 64, segments, [(True, 0, False)])
 
     for options, sentence in [
         ({"dtype": "float64"}, "no attention kernel for float64"),
@@ -133,6 +133,6 @@ def test_what_a_pass_must_not_be(driver: Library) -> None:
         with pytest.raises(KernelError, match=sentence):
             made(**options)  # type: ignore[arg-type]
     with pytest.raises(KernelError, match="kind of visibility 1"):
-        made().layer(0, 1, place, 640, place, place, place)
+        made().layer(0, 1, place, 640, place, place, place, 0)
     with pytest.raises(KernelError, match="multiples of 16 bytes"):
-        made().layer(0, 0, place, 641, place, place, place)
+        made().layer(0, 0, place, 641, place, place, place, 0)

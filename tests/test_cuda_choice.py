@@ -75,6 +75,17 @@ def test_kernels_are_compiled_for_the_device_that_is_there(number: str, name: st
         assert kernels.architecture == name == _core.kernel_architecture(int(number))
 
 
+@pytest.mark.parametrize(("number", "name"), [("82", "sm_80"), ("99", "sm_90"), ("109", "sm_103")])
+def test_a_device_that_nvrtc_does_not_know_gets_what_it_runs(number: str, name: str) -> None:
+    """The newest of the same major version, without what is that version's alone."""
+    with stand_in(compiled_kernels(), DSPARK_STANDIN_ARCH=number) as driver:
+        kernels = choose_anew()
+        assert kernels.architecture == name
+        out = torch.zeros(64, dtype=torch.int64)
+        kernels.probe(out.data_ptr(), 1, 3, 0)
+        assert out[0] == 3 and driver.launches("probe") > 0
+
+
 def choose_anew() -> _core.Kernels:
     return _core.Kernels(str(library().path), find_nvrtc(), str(compiled_kernels()), 0)
 
@@ -231,6 +242,25 @@ def test_a_kernel_whose_work_torch_does_not_see(
     away = zeros(128, dtype=torch.int64)
     monkeypatch.setattr(torch, "zeros", elsewhere)
     assert "torch does not see what it wrote" in reason("does not see")
+
+
+def test_torchs_operations_are_not_promised_where_they_fail_too(
+    driver: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A fault on the device shows when torch looks, and from then on every operation fails."""
+    monkeypatch.setenv("DSPARK_KERNEL_CACHE", str(tmp_path))
+
+    class Lost(torch.Tensor):
+        def tolist(self) -> list[int]:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    zeros = torch.zeros
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        patch.setattr(torch, "zeros", lambda *size, **options: zeros(*size, **options).as_subclass(Lost))
+        with pytest.raises(KernelError, match=r"nor torch's operations work on cpu .*illegal memory access"):
+            look(CPU)
+    assert choose(CPU) is not None  # nothing was kept
 
 
 def test_what_the_emulation_says_of_a_launch_reaches_the_user(driver: Library) -> None:

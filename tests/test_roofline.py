@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from dspark.kernels import Choice
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(BENCHMARKS))  # as a program has its own folder
+    yield importlib.import_module("kernels")
+    sys.path.remove(str(BENCHMARKS))
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +49,37 @@ def test_bytes_at_the_flagships_sizes(roofline: ModuleType) -> None:
         8 * 6, rel=0.06
     )  # rows times heads per key head
     assert found["delta rows"].intensity < 10  # bound by memory on any GPU served
+
+
+def test_a_case_that_fails_is_reported_and_loses_no_other(
+    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until the device has failed: then nothing more is tried, and what was found is printed."""
+
+    def fails() -> tuple[float, float]:
+        raise RuntimeError("planted\nfault")
+
+    made = [
+        ("one", "good", lambda: (1e-6, 1e-5)),
+        ("two", "raises", fails),
+        ("three", "not a number", lambda: (float("nan"), 1.0)),
+        ("four", "never reached", lambda: (0.0, 0.0)),
+    ]
+    left = [True, True, False]
+    monkeypatch.setattr(kernels, "look", lambda device: Choice(object()))
+    monkeypatch.setattr(kernels, "cases", lambda choice, device: iter(made))
+    monkeypatch.setattr(kernels, "works", lambda device: left.pop(0) if left else False)
+    for json_wanted in (True, False):
+        left[:] = [True, True, False]
+        words = ["kernels.py", "--device", "cpu", *(["--json"] if json_wanted else [])]
+        monkeypatch.setattr(sys, "argv", words)
+        assert kernels.main() == 1
+        said = capsys.readouterr().out
+        assert "RuntimeError: planted fault" in said and "four" not in said
+        if json_wanted:
+            found = json.loads(said)["parity"]
+            assert [case["kernel"] for case in found] == ["one", "two", "three"]
+            assert [case["ok"] for case in found] == [True, False, False]
 
 
 def test_the_table_needs_no_gpu() -> None:

@@ -48,6 +48,7 @@ struct Source {
   T* cache;
   const T* fresh;
   const int32_t* pages;
+  int64_t stride_of_values;
   int32_t length;
 
   __device__ Source(const AttendArgs& args, const Segment& segment, int head) : args(args), segment(segment) {
@@ -55,7 +56,17 @@ struct Source {
     fresh = static_cast<const T*>(args.heads) + segment.first * args.row_stride +
             (args.key_heads * args.groups + head) * SIZE;
     pages = reinterpret_cast<const int32_t*>(segment.pages);
+    stride_of_values = args.key_heads * segment.head_stride;
     length = static_cast<int32_t>(segment.length);
+  }
+
+  // Elements from a key to its value. Asynchronous copies clobber memory, so the segment would be read again for each; but
+  // float32 heads of 256 have no register left to keep it in.
+  __device__ int64_t to_values() const {
+    if constexpr (sizeof(T) == 4)
+      return args.key_heads * segment.head_stride;
+    else
+      return stride_of_values;
   }
 
   __device__ T* cached(int position, int which) const {
@@ -64,7 +75,7 @@ struct Source {
       const int page = position >> args.page_shift;
       place = (static_cast<int64_t>(pages[page]) << args.page_shift) + (position - (page << args.page_shift));
     }
-    return cache + which * args.key_heads * segment.head_stride + place * SIZE;
+    return cache + which * to_values() + place * SIZE;
   }
 
   __device__ const T* given(int position, int which) const {

@@ -93,9 +93,9 @@ inline void product_of_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, u
   product_shown<2>(c, a, b0, b1, [](uint32_t word, int n) { return widen(f16{uint16_t(word >> 16 * n)}); });
 }
 
-// The lowest 13 bits are not read.
+// What hardware does with the lowest 13 bits is not said: here a number that has any is none.
 inline void product_of_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  product_shown<1>(c, a, b0, b1, [](uint32_t word, int) { return __uint_as_float(word & 0xffffe000u); });
+  product_shown<1>(c, a, b0, b1, [](uint32_t word, int) { return __uint_as_float(word & 0x1fffu ? 0x7fc00000u : word); });
 }
 
 #endif

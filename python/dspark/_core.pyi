@@ -201,7 +201,6 @@ class KernelAttention:
         head_dim: int,
         segments: list[tuple[int, int, int, int, int]],
         reaches: list[tuple[bool, int, bool]],
-        stream: int,
     ) -> KernelAttention: ...
     @property
     def table(self) -> list[int]: ...
@@ -216,6 +215,7 @@ class KernelAttention:
         output: int,
         table: int,
         workspace: int,
+        stream: int,
     ) -> None: ...
 
 # Requests, most rows of one, rows; addresses: table, inputs, keys, log decays, updates.

@@ -24,7 +24,8 @@ def attend(queries: Tensor, keys_t: Tensor, values: Tensor, visible: Visible, ma
         keys_t: transposed keys `[key heads, head_dim, T]`, without the first `visible.first`.
         values: `[key heads, T, head_dim]`, likewise.
         visible: what each row sees.
-        mask: `visible.mask(...)` if at most `ROWS_AT_ONCE` rows, prepared once for all layers.
+        mask: `visible.mask(...)` on the queries' device if at most `ROWS_AT_ONCE` rows, prepared once for all
+            layers.
 
     Returns:
         `[R, heads * head_dim]`.
@@ -66,7 +67,7 @@ def _fused(queries: Tensor, keys_t: Tensor, values: Tensor, mask: Tensor | None)
         queries.transpose(0, 1)[None],
         keys_t.transpose(1, 2)[None],
         values[None],
-        attn_mask=None if mask is None else mask[:: mask.shape[0] // rows],
+        attn_mask=mask,
         scale=1.0,
         enable_gqa=True,
     )

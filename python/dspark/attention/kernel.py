@@ -38,7 +38,7 @@ class KernelPass:
     """Where rows and caches lie, copied to the device once for all layers, and room for the states of split
     requests. Called like `_core.Attention`."""
 
-    __slots__ = ("_kernel", "_table", "_workspace")
+    __slots__ = ("_device", "_kernel", "_table", "_workspace")
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class KernelPass:
                 for store, rows in segments
             ],
             reaches,
-            stream(data.device),
         )
+        self._device = data.device
         self._table = torch.tensor(self._kernel.table, dtype=torch.int64, device=data.device)
         self._workspace = torch.empty(self._kernel.workspace, dtype=torch.float32, device=data.device)
 
@@ -70,4 +70,5 @@ class KernelPass:
         """Layer `index` with visibility `reaches[reach]`, by address: reads `[rows, q + k + v heads,
         head_dim]`, writes keys and values behind the caches, and `[rows, q heads * head_dim]`."""
         table, workspace = self._table.data_ptr(), self._workspace.data_ptr()
-        self._kernel.layer(index, reach, input, row_stride, output, table, workspace)
+        places = input, row_stride, output, table, workspace
+        self._kernel.layer(index, reach, *places, stream(self._device))

@@ -40,14 +40,26 @@ class Visible:
         return Visible(stop - start, total, self.causal, window, self.anchored)
 
     def mask(self, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """Additive, `[rows * groups, total - first]`, each row `groups` times; None where nothing is
-        hidden."""
+        """Additive, None where nothing is hidden. On a CPU `[rows * groups, total - first]`, each row
+        `groups` times, cut from one that is kept; elsewhere `[rows, total - first]`, see `fresh_mask`."""
         if not self.causal or (self.rows == 1 and self.total - self.first <= (self.window or self.total)):
             return None
+        if device.type != "cpu":
+            return self.fresh_mask(dtype, device)
         window = None if self.anchored else self.window
         start = self.total - self.rows - self.first
         reach = max(SHORTEST_REACH, 1 << (start - 1).bit_length()) if start else SHORTEST_REACH
         return _strip(self.rows, groups, window, reach, dtype, device)[:, reach - start :]
+
+    def fresh_mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """`[rows, total - first]` of causal rows in memory of its own, which begins where an allocation does:
+        fused attention on a GPU reads masks 16 bytes at a time. Not kept, as long ones would fill a GPU."""
+        start = self.total - self.rows - self.first
+        mask = torch.full((self.rows, start + self.rows), float("-inf"), dtype=dtype, device=device)
+        mask.triu_(start + 1)
+        if self.window is not None and not self.anchored:
+            mask += torch.full_like(mask, float("-inf")).tril_(start - self.window)
+        return mask
 
 
 @lru_cache(maxsize=32)

@@ -48,9 +48,10 @@ def choose(device: torch.device) -> _core.Kernels | None:
 def look(device: torch.device) -> Choice:
     """The choice for `device`, made once and kept.
 
-    A GPU has kernels unless `$DSPARK_KERNELS` is "off" or something fails, which is one `KernelWarning`. A
-    CPU has some only where `$DSPARK_CUDA_DRIVER` names a stand-in for the driver, whose device memory is
-    ordinary memory; that is for tests.
+    A GPU has kernels unless `$DSPARK_KERNELS` is "off" or something fails, which is one `KernelWarning`;
+    `KernelError` if afterwards torch's operations fail too, as after a fault on the device. A CPU has some
+    only where `$DSPARK_CUDA_DRIVER` names a stand-in for the driver, whose device memory is ordinary memory;
+    that is for tests.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -72,6 +73,13 @@ def _look(device: torch.device) -> Choice:
     try:
         return Choice(_open(device, driver or _DRIVER))
     except (DSparkError, RuntimeError) as error:  # torch's own errors of a device are RuntimeErrors
+        try:
+            torch.zeros(1, device=device).tolist()
+        except RuntimeError as lost:
+            raise KernelError(
+                f"neither kernels nor torch's operations work on {device} in this process ({error}): "
+                f"set DSPARK_KERNELS=off in a new one to do without kernels"
+            ) from lost
         _warn(f"no CUDA kernels on {device}", str(error))
         return Choice(None, str(error))
 

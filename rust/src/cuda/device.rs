@@ -53,7 +53,7 @@ struct Function(Handle);
 impl Device {
     /// The GPU of this number, with the context that torch uses.
     ///
-    /// Refuses devices older than compute capability 8.0, and those newer than NVRTC.
+    /// Refuses devices older than compute capability 8.0, and those of a major version that NVRTC does not know.
     pub fn open(paths: &Paths, ordinal: u32) -> Result<Self, CudaError> {
         let driver = Driver::open(&paths.driver)?;
         let ordinal = c_int::try_from(ordinal)
@@ -77,8 +77,7 @@ impl Device {
             )));
         }
         let nvrtc = Nvrtc::open(&paths.nvrtc)?;
-        let architecture = Architecture::of_device(capability);
-        nvrtc.require(architecture)?;
+        let architecture = nvrtc.architecture(capability)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: one handle is written; `Drop` gives the context back.
         let code = unsafe { (driver.functions.cuDevicePrimaryCtxRetain)(&raw mut context, device) };

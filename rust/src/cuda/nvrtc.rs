@@ -39,9 +39,26 @@ impl Architecture {
     /// The oldest that has all that the kernels use (bfloat16 conversions).
     pub const OLDEST: u32 = 80;
 
+    /// Of systems on a chip, whose code other devices do not run.
+    const INTEGRATED: [u32; 3] = [87, 88, 101];
+
     /// That of a device of this compute capability (8.9 is 89).
     pub fn of_device(capability: u32) -> Self {
         Architecture { capability, specific: capability == 90 || capability / 10 == 10 }
+    }
+
+    /// The newest of `known` capabilities whose code a device of this one runs, so of the same major version and no
+    /// newer; without the instructions of a generation alone unless it is the device's own.
+    fn nearest(capability: u32, known: impl IntoIterator<Item = u32>) -> Option<Self> {
+        let runs = |&other: &u32| {
+            other == capability
+                || other / 10 == capability / 10
+                    && (Self::OLDEST..capability).contains(&other)
+                    && !Self::INTEGRATED.contains(&other)
+        };
+        let found = known.into_iter().filter(runs).max()?;
+        let exact = Self::of_device(capability);
+        Some(if found == capability { exact } else { Architecture { capability: found, specific: false } })
     }
 
     /// The compute capability, 8.9 being 89.
@@ -128,12 +145,24 @@ impl Nvrtc {
         format!("{}.{}", self.version.0, self.version.1)
     }
 
+    /// What to compile for on a device of this compute capability. It may be newer than this NVRTC, but not its major
+    /// version.
+    pub fn architecture(&self, capability: u32) -> Result<Architecture, CudaError> {
+        let known = self.supported.iter().filter_map(|&known| u32::try_from(known).ok());
+        Architecture::nearest(capability, known)
+            .ok_or_else(|| self.unknown(Architecture::of_device(capability)))
+    }
+
+    fn unknown(&self, architecture: Architecture) -> CudaError {
+        CudaError::Unsuitable(format!("NVRTC {} knows no {architecture}", self.version()))
+    }
+
     /// Refuses an architecture that this NVRTC does not know.
     pub fn require(&self, architecture: Architecture) -> Result<(), CudaError> {
         if self.supported.iter().any(|&known| u32::try_from(known) == Ok(architecture.capability)) {
             return Ok(());
         }
-        Err(CudaError::Unsuitable(format!("NVRTC {} knows no {architecture}", self.version())))
+        Err(self.unknown(architecture))
     }
 
     /// Compiles a unit.
@@ -303,6 +332,28 @@ mod tests {
             let error = wrong.parse::<Architecture>().expect_err("not an architecture");
             assert!(error.to_string().contains(wrong), "{error}");
         }
+    }
+
+    #[test]
+    fn a_device_newer_than_nvrtc_gets_what_it_runs() {
+        let nearest = |capability, known: &[u32]| {
+            Architecture::nearest(capability, known.iter().copied()).map(|found| found.to_string())
+        };
+        let old = [75, 80, 86, 87, 90, 100, 101, 120];
+        for (capability, name) in [
+            (80, "sm_80"),
+            (87, "sm_87"),
+            (89, "sm_86"),
+            (90, "sm_90a"),
+            (100, "sm_100a"),
+            (103, "sm_100"),
+            (121, "sm_120"),
+        ] {
+            assert_eq!(nearest(capability, &old).as_deref(), Some(name));
+        }
+        assert_eq!(nearest(110, &old), None);
+        assert_eq!(nearest(82, &[75, 86, 89]), None);
+        assert_eq!(nearest(103, &[100, 103]).as_deref(), Some("sm_103a"));
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl Shape {
     pub(super) fn of(element: Element, size: usize) -> Shape {
         let head_bytes = size * element.bytes();
         let (parts, most_tiles) = match head_bytes {
-            ..64 => (1, 4),
+            0..64 => (1, 4),
             64..=256 => (2, 4),
             257..=512 => (2, 3),
             _ => (1, 2),

@@ -18,13 +18,11 @@ use crate::python::errors::KernelError;
 pub struct PyKernelAttention {
     kernels: Py<PyKernels>,
     pass: Pass,
-    stream: u64,
 }
 
 #[pymethods]
 impl PyKernelAttention {
     #[new]
-    #[expect(clippy::too_many_arguments, reason = "Python's signature")]
     fn new(
         kernels: Py<PyKernels>,
         dtype: &str,
@@ -33,7 +31,6 @@ impl PyKernelAttention {
         head_dim: usize,
         segments: Vec<(u64, usize, usize, usize, usize)>,
         reaches: Vec<(bool, usize, bool)>,
-        stream: u64,
     ) -> PyResult<Self> {
         let element = match dtype {
             "float32" => Element::Single,
@@ -68,7 +65,7 @@ impl PyKernelAttention {
             .collect();
         let multiprocessors = kernels.get().device().multiprocessors() as usize;
         let pass = Pass::new(element, heads, 1, &requests, &reaches, multiprocessors)?;
-        Ok(PyKernelAttention { kernels, pass, stream })
+        Ok(PyKernelAttention { kernels, pass })
     }
 
     /// What the kernel reads: int64 numbers, to be copied to the device once for all layers.
@@ -85,7 +82,7 @@ impl PyKernelAttention {
 
     /// Layer `index` with visibility `reaches[reach]`: reads the rows `[rows, q + k + v heads, head_dim]` at `input`,
     /// `row_stride` numbers apart, writes keys and values behind the caches and the outcome to `output`. `table` and
-    /// `workspace` are where these lie on the device.
+    /// `workspace` are where these lie on the device. Runs on `stream`, the driver's handle.
     #[expect(clippy::too_many_arguments, reason = "Python's signature")]
     fn layer(
         &self,
@@ -96,8 +93,9 @@ impl PyKernelAttention {
         output: u64,
         table: u64,
         workspace: u64,
+        stream: u64,
     ) -> PyResult<()> {
         let layer = Layer { index, reach, input, row_stride, output, table, workspace };
-        Ok(self.pass.layer(self.kernels.get().device(), self.stream, &layer)?)
+        Ok(self.pass.layer(self.kernels.get().device(), stream, &layer)?)
     }
 }
