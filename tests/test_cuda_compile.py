@@ -78,7 +78,9 @@ def test_the_host_library_has_the_same_kernels() -> None:
 def test_no_lambda_is_generic() -> None:
     """NVRTC before 13.2 takes the call operator of one for a host function."""
     generic = re.compile(r"\]\s*\([^)]*\bauto\b")
-    assert generic.search("const auto f = [&](int r, auto x) {") and not generic.search("auto f = [&](int r) {")
+    assert generic.search("const auto f = [&](int r, auto x) {") and not generic.search(
+        "auto f = [&](int r) {"
+    )
     found = [path.name for path in sorted(KERNELS.iterdir()) if generic.search(path.read_text())]
     assert not found, f"generic lambdas in {found}"
 

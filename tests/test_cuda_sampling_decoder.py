@@ -60,7 +60,7 @@ def by_core(driver: Library) -> Iterator[Make]:
 
     def make(*given: Any, **options: Any) -> DSparkDecoder:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(models, "sampling_role", lambda *_: "core: a test says so")
+            patch.setattr(models, "sampling_role", lambda *_, **__: "core: a test says so")
             return cores(*given, **options)
 
     cores = next(iterator := makes("core"))

@@ -249,8 +249,9 @@ impl Device {
         }
         let asked = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         // SAFETY: no pointers but the handle.
-        let code =
-            unsafe { (self.driver.functions.cuFuncSetAttribute)(handle.0, number::MOST_DYNAMIC_SHARED, asked) };
+        let code = unsafe {
+            (self.driver.functions.cuFuncSetAttribute)(handle.0, number::MOST_DYNAMIC_SHARED, asked)
+        };
         self.driver.check(format!("giving kernel {entry} shared memory"), "cuFuncSetAttribute", code)?;
         allowed.store(bytes, Ordering::Release);
         Ok(())
