@@ -108,9 +108,10 @@ def compiled(device: str) -> Outcome:
     said = f"{len(found['kernels'])} kernels; spills: {', '.join(spilling) or 'none'}"
     said += f"; over budget: {', '.join(wide) or 'none'}"
     # Another compiler than the budgets' allots registers otherwise: slower perhaps, not wrong.
-    is_ours = torch.version.cuda == BUDGETS_ARE_OF
+    compiler = choice.kernels.nvrtc if choice.kernels else torch.version.cuda
+    is_ours = compiler == BUDGETS_ARE_OF
     if (spilling or wide) and not is_ours:
-        said += f" (budgets are those of CUDA {BUDGETS_ARE_OF}, this is {torch.version.cuda}: a note)"
+        said += f" (budgets are those of CUDA {BUDGETS_ARE_OF}, this is {compiler}: a note)"
     return {"ok": not (is_ours and (spilling or wide)), "said": said, "kernels": found["kernels"]}
 
 
