@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from dspark.kernels import look
 
 HERE = Path(__file__).resolve().parent
 SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck")
+BUDGETS_ARE_OF = "13.2"
+TOOLKIT = "/usr/local/cuda/bin"
+SANITIZER_SECONDS = 1800
 NO_GPU = 2
 
 Outcome = dict[str, Any]
@@ -95,8 +99,20 @@ def compiled(device: str) -> Outcome:
     arch = [] if choice.kernels is None else ["--arch", choice.kernels.architecture]
     found = json_of([sys.executable, "-m", "dspark.cli", "kernels", *arch, "--json"])
     spilling = [one["entry"] for one in found["kernels"] if one["spills"]]
-    said = f"spills: {', '.join(spilling)}" if spilling else f"{len(found['kernels'])} kernels, no spills"
-    return {"ok": not spilling, "said": said, "kernels": found["kernels"]}
+    budgets = tomllib.loads((HERE.parent / "cuda" / "budgets.toml").read_text())
+    wide = [
+        one["entry"]
+        for one in found["kernels"]
+        if one["registers"] > budgets.get(one["entry"], {}).get(one["architecture"], one["registers"])
+    ]
+    said = f"{len(found['kernels'])} kernels; spills: {', '.join(spilling) or 'none'}"
+    said += f"; over budget: {', '.join(wide) or 'none'}"
+    # Another compiler than the budgets' allots registers otherwise: slower perhaps, not wrong.
+    compiler = choice.kernels.nvrtc if choice.kernels else torch.version.cuda
+    is_ours = compiler == BUDGETS_ARE_OF
+    if (spilling or wide) and not is_ours:
+        said += f" (budgets are those of CUDA {BUDGETS_ARE_OF}, this is {compiler}: a note)"
+    return {"ok": not (is_ours and (spilling or wide)), "said": said, "kernels": found["kernels"]}
 
 
 def parity_and_bandwidth(device: str) -> Outcome:
@@ -113,20 +129,24 @@ def sanitizer(tool: str) -> Callable[[str], Outcome]:
     """compute-sanitizer's `tool` over the parity cases."""
 
     def run(device: str) -> Outcome:
-        program = shutil.which("compute-sanitizer")
+        program = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:{TOOLKIT}")
         if program is None or device != "cuda":
             return {
                 "ok": None,
                 "said": "compute-sanitizer is not installed" if program is None else "needs a GPU",
             }
         words = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, str(HERE / "kernels.py")]
-        done = subprocess.run(
-            [*words, "--device", device, "--parity", "--json"],
-            capture_output=True,
-            text=True,
-            # torch's allocator hands out pieces of large blocks, whose ends memcheck does not know.
-            env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-        )
+        try:
+            done = subprocess.run(
+                [*words, "--device", device, "--parity", "--json"],
+                capture_output=True,
+                text=True,
+                timeout=SANITIZER_SECONDS,
+                # torch's allocator hands out pieces of large blocks, whose ends memcheck does not know.
+                env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+            )
+        except subprocess.TimeoutExpired:
+            return {"ok": None, "said": f"not through after {SANITIZER_SECONDS} s"}
         lines = [line for line in done.stdout.splitlines() if line.startswith("=========")]
         return {"ok": done.returncode == 0, "said": lines[-1].strip("= ") if lines else done.stderr[-300:]}
 

@@ -12,6 +12,8 @@ from dspark.kernels import Choice
 from dspark.kernels.sampler import Sampler
 
 RULE = "rejection"
+TIMED: tuple[dict[str, Any], ...] = ({"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9})
+"""Parameters to time: without and with a cut of each row, which costs several passes over it."""
 
 
 class SamplingCase:

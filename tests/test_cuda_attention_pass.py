@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -85,6 +86,27 @@ def test_a_pass_equals_torchs(driver: Library, dtype: torch.dtype, size: int, ho
 
 def kernel_name(dtype: torch.dtype, size: int) -> str:
     return f"{ {torch.float32: 'f32', torch.float16: 'f16', torch.bfloat16: 'bf16'}[dtype] }_d{size}"
+
+
+@torch.inference_mode()
+def test_more_shared_memory_is_asked_for_once(
+    driver: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A block gets 48 KiB by itself; the stand-in refuses a request for all that a block can have."""
+    (tmp_path / "kernels").symlink_to(compiled_kernels())  # a choice of its own
+    monkeypatch.setenv("DSPARK_KERNEL_CACHE", str(tmp_path / "kernels"))
+    wide, narrow = (torch.randn(10, QUERY_HEADS + 2 * KEY_HEADS, size) for size in (256, 16))
+    kernel = attention_kernel(look(CPU), torch.float32, [16, 256])
+    how = ([None, None], True)
+    for heads, asked in ((narrow, 0), (wide, 1), (wide, 1), (narrow, 1)):
+        attended(kernel, [(5, 7), (3, 3)], heads, how)
+        assert driver.calls("cuFuncSetAttribute") == asked
+    monkeypatch.setenv("DSPARK_STANDIN_FAIL", "cuFuncSetAttribute:1:1")
+    (tmp_path / "again").symlink_to(compiled_kernels())
+    monkeypatch.setenv("DSPARK_KERNEL_CACHE", str(tmp_path / "again"))
+    kernel = attention_kernel(look(CPU), torch.float32, [256])
+    with pytest.raises(KernelError, match="attend_f32_d256 shared memory: cuFuncSetAttribute answered"):
+        attended(kernel, [(5, 7), (3, 3)], wide, how)
 
 
 @torch.inference_mode()

@@ -243,9 +243,39 @@ def test_under_sanitizers(kind: str) -> None:
 
 def test_what_the_kernels_do_not_serve_is_refused() -> None:
     made = draft_pass("vanilla", params=({},))
-    made.device_heads["markov"]["w1"] = torch.zeros(60, 2000)
+    wide = {"w1": torch.zeros(60, 2000), "w2": torch.zeros(60, 2000)}
+    made.device_heads = {"markov": made.device_heads["markov"] | wide}
     with pytest.raises(RequestError, match="rank 2000"):
         made.by_kernel("rejection", library())
     made.base = made.base.double()
     with pytest.raises(RequestError, match="float64"):
         made.by_kernel("rejection", library())
+
+
+def test_heads_that_do_not_fit_the_pass_are_refused() -> None:
+    """The kernels would read beyond the ends of tensors."""
+
+    def refused(kind: str, **changed: Any) -> str:
+        made = draft_pass(kind, params=({},) * 2)
+        for name, tensor in changed.items():
+            if name in ("base", "hidden"):
+                setattr(made, name, tensor)
+            elif name == "confidence":
+                made.device_heads["confidence"] = {**made.device_heads["confidence"], "weight": tensor}
+            else:
+                made.device_heads["markov"] = {**made.device_heads["markov"], name: tensor}
+        with pytest.raises(RequestError) as error:
+            made.by_kernel("rejection", library())
+        return str(error.value)
+
+    columns = draft_pass("vanilla", params=({},)).base.shape[1]
+    narrow = torch.zeros(columns, RANK - 1)
+    assert refused("vanilla", w2=narrow) == f"markov_w2 must be [{columns}, 24], found [{columns}, 23]"
+    assert "markov_w2 must be" in refused("vanilla", w2=torch.zeros(columns - 1, RANK))
+    assert "gate_proj.weight must be [24, 64]" in refused("gated", weight=torch.zeros(RANK, HIDDEN))
+    assert "gate_proj.bias must be [1, 24]" in refused("gated", bias=torch.zeros(RANK - 1))
+    assert "joint_proj.weight must be [72, 88]" in refused("rnn", weight=torch.zeros(3 * RANK, HIDDEN))
+    assert "confidence_head.proj.weight must be" in refused("vanilla", confidence=torch.zeros(1, HIDDEN - 1))
+    assert "draft states must be [8, 40]" in refused("vanilla", hidden=torch.zeros(7, HIDDEN))
+    assert "no blocks of 4" in refused("vanilla", base=torch.zeros(7, columns))
+    assert "no block 1 of 4" in refused("none", base=torch.zeros(4, columns), hidden=torch.zeros(4, HIDDEN))

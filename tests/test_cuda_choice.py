@@ -163,7 +163,6 @@ DRIVER_STEPS = (
     "cuCtxPushCurrent_v2",
     "cuModuleLoadData",
     "cuModuleGetFunction",
-    "cuFuncSetAttribute",
     "cuLaunchKernel",
 )
 HARMLESS = ("cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2", "cuModuleUnload")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from commandline import run
-from cuda_host import CUDA, compiled_kernels, library
+from cuda_host import CUDA, KERNELS, compiled_kernels, library
 from dspark import _core
 from dspark.cli.kernels import TESTED
 from dspark.errors import KernelError
@@ -72,6 +73,16 @@ def test_budgets_are_those_of_the_kernels_that_there_are() -> None:
 
 def test_the_host_library_has_the_same_kernels() -> None:
     assert library().entries() == sorted(name for entries in UNITS.values() for name in entries)
+
+
+def test_no_lambda_is_generic() -> None:
+    """NVRTC before 13.2 takes the call operator of one for a host function."""
+    generic = re.compile(r"\]\s*\([^)]*\bauto\b")
+    assert generic.search("const auto f = [&](int r, auto x) {") and not generic.search(
+        "auto f = [&](int r) {"
+    )
+    found = [path.name for path in sorted(KERNELS.iterdir()) if generic.search(path.read_text())]
+    assert not found, f"generic lambdas in {found}"
 
 
 def compile_probe(folder: Path | None, architecture: str = "sm_80") -> tuple[bool, list[dict[str, Any]]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import scipy.stats
@@ -13,6 +14,8 @@ from cuda_host import Library, library, needs_compiler
 from cuda_sampling import FAULTS, PARAMS, STYLES, Batch, batch, neutral, planted, run, under, with_faults
 from dspark import _core
 from dspark.errors import NumericsError, RequestError
+from dspark.kernels import Choice
+from dspark.kernels.sampler import sampling_role
 from test_cuda_noise import philox
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -115,6 +118,31 @@ def test_what_the_kernels_do_not_serve_is_refused() -> None:
     assert "outside of the vocabulary" in refused(target=made.target.repeat(2, 1), ids=[[20]])
     assert "rows of draft logits" in refused(target=made.target.repeat(2, 1), ids=[[1]])
     assert "there are 1 rows" in refused(ids=[[1, 2]])
+
+
+def test_limits_of_the_kernels_are_told_when_the_role_is_given() -> None:
+    """The core takes over there, instead of a failure in a pass."""
+    kernels = Choice(cast(Any, Mock(prepare=lambda entries: None)))
+    given: dict[str, Any] = {"dtypes": {torch.bfloat16}, "rank": 256, "vocabulary": 2**20 - 1, "gamma": 63}
+    assert sampling_role(kernels, **given).startswith("kernel")
+    for name, value, words in (
+        ("rank", 1025, "rank 1025"),
+        ("vocabulary", 2**20, "rows of 1048576 logits"),
+        ("gamma", 64, "blocks of 65 rows"),
+        ("dtypes", {torch.float64}, "float64"),
+    ):
+        role = sampling_role(kernels, **{**given, name: value})
+        assert role.startswith("core: ") and words in role
+
+
+def test_as_many_equal_logits_as_the_sums_hold(emulation: Library) -> None:
+    """2^44 units each of them, in 64 bits: one more column is refused."""
+    row, more = (torch.zeros(1, 2**20 - less, dtype=torch.float16) for less in (1, 0))
+    made = Batch(row, row[:0], [[]], [neutral(top_p=0.5)], [_core.Noise(1, 1)], [([], [])])
+    assert made.differences("rejection", emulation, 32) == (0, 0)
+    made.target, made.draft = more, more[:0]
+    with pytest.raises(RequestError, match="1 to 1048575 columns were expected, found 1048576"):
+        made.by_kernel("rejection", emulation)
 
 
 def chi_square(counts: Counter[int], law: torch.Tensor) -> float:

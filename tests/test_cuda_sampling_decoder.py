@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import test_traces
 from conftest import RNN_DRAFT
 from cuda_host import Library, compiled_kernels, stand_in
 from dspark import DSparkDecoder, SamplingParams
+from dspark.errors import DSparkError, RequestError
+from dspark.kernels.sampler import Sampler
 from dspark.serve import models
 
 PROMPTS = ("Once", "The quick brown", "A")
@@ -60,7 +63,7 @@ def by_core(driver: Library) -> Iterator[Make]:
 
     def make(*given: Any, **options: Any) -> DSparkDecoder:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(models, "sampling_role", lambda *_: "core: a test says so")
+            patch.setattr(models, "sampling_role", lambda *_, **__: "core: a test says so")
             return cores(*given, **options)
 
     cores = next(iterator := makes("core"))
@@ -114,6 +117,18 @@ def test_what_the_kernels_do_not_serve_goes_over_the_host(on_kernels: Make, by_c
     assert [r.logprobs is None for r in found] == [True, False, True]
     for options in ({"acceptance": "block"}, {"markov_candidates": 16}):
         assert texts(on_kernels(**options), seed=1) == texts(by_core(**options), seed=1)
+
+
+def test_tensors_of_another_device_are_refused(driver: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their addresses would be read as the kernels' own."""
+    monkeypatch.setattr(Sampler, "device", property(lambda _: torch.device("meta"), lambda *_: None), False)
+    with pytest.raises(RequestError, match=r"a head of the draft: the kernels run on meta.* is on cpu"):
+        DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu")
+    with (
+        DSparkDecoder.from_pretrained("tiny", None, device="cpu") as decoder,
+        pytest.raises(DSparkError, match=r"target logits: the kernels run on meta.* is on cpu"),
+    ):
+        decoder.generate("Once", SamplingParams(max_tokens=2))
 
 
 def traces() -> list[Any]:

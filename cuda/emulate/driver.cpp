@@ -83,6 +83,12 @@ int architecture() {
   return text ? std::atoi(text) : 90;
 }
 
+// Bytes of shared memory that a block can have if it asks for them. What the driver keeps of a block, and what a kernel
+// may have of static memory, are no longer free for dynamic memory: asking for the whole fails, here always.
+constexpr int kReserved = 1024;
+
+int most_shared() { return architecture() >= 120 ? 101376 : 166912; }
+
 // Bytes of an ELF file, by its header; 0 if it is not one for CUDA (machine 190).
 std::size_t cubin_bytes(const unsigned char* image) {
   if (std::memcmp(image, "\177ELF\2", 5) != 0) return 0;
@@ -128,7 +134,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
     case 16: *value = 4; return 0;  // multiprocessors: few, so that work is split a little
     case 75: *value = architecture() / 10; return 0;
     case 76: *value = architecture() % 10; return 0;
-    case 97: *value = architecture() >= 120 ? 101376 : 166912; return 0;  // shared bytes of a block, if asked for
+    case 97: *value = most_shared(); return 0;
     default: return kInvalidValue;
   }
 }
@@ -195,7 +201,7 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
 
 int cuFuncSetAttribute(void* function, int attribute, int value) {
   ANSWER_AS_ORDERED();
-  if (attribute != 8 || value < 0 || value > static_cast<int>(emulate::kMostShared)) return kInvalidValue;
+  if (attribute != 8 || value < 0 || value > most_shared() - kReserved) return kInvalidValue;
   static_cast<Function*>(function)->most_dynamic = value;
   return 0;
 }

@@ -94,15 +94,16 @@ __device__ inline void latent(const SampleArgs& args) {
     const int i = blockIdx.y * LATENT_ROWS + half;
     const int row = i < rank ? i : 0;  // lanes without an element of their own keep the others company
     const bool writes = i < rank && threadIdx.x % 16 == 0;
-    const auto projected = [&](int r, auto vector) {
-      return (double)add(at(heads.latent_bias, 0, r), dot(heads.latent, r, vector));
+    const auto projected = [&](int r, bool joint) {
+      const float product = joint ? dot(heads.latent, r, input) : dot(heads.latent, r, x);
+      return (double)add(at(heads.latent_bias, 0, r), product);
     };
     if (heads.kind == GATED) {
-      const double gate = sigmoid(projected(row, x));
+      const double gate = sigmoid(projected(row, false));
       if (writes) out[i] = (float)(gate * (double)at(heads.w1, x.token, i));
     } else {
-      const double gate = sigmoid(projected(row, input)), candidate = tanh(projected(rank + row, input));
-      const double output = tanh(projected(2 * rank + row, input));
+      const double gate = sigmoid(projected(row, true)), candidate = tanh(projected(rank + row, true));
+      const double output = tanh(projected(2 * rank + row, true));
       if (writes) after[i] = (float)add(mul(gate, (double)input(i)), mul(1.0 - gate, candidate));
       if (writes) out[i] = (float)output;
     }

@@ -19,11 +19,24 @@ struct Mass {
   __device__ double weight() const { return (double)high * 0x1p-44 + (double)low * 0x1p-88; }
 };
 
-// One logit of a weight of at most 1. Exact down to 2^-64, which 24 bits below it end the second word.
+// One logit of a weight of at most 1: fewer than 2^20 of them can be added up. Exact down to 2^-64, which 24 bits below it end the second word.
 __device__ inline Mass mass_of(float weight) {
   const float scaled = weight * 0x1p44f;
   const u64 high = (u64)scaled;
   return {high, (u64)((scaled - (float)high) * 0x1p44f), 1};
+}
+
+// Adds to one of the block's 64-bit sums, in any order with the same result: shared memory adds 32 bits at once, and what
+// is carried over is known from the old low word.
+__device__ inline void add_to(u64* sum, u64 value) {
+  u32* words = reinterpret_cast<u32*>(sum);  // low word first
+  const u32 low = (u32)value;
+  u32 high = (u32)(value >> 32);
+  if (low) {
+    const u32 old = atomicAdd(&words[0], low);
+    high += old + low < old;
+  }
+  if (high) atomicAdd(&words[1], high);
 }
 
 struct Histogram {
@@ -35,6 +48,7 @@ struct Histogram {
 // whole of 0 is all there is.
 struct Budget {
   bool counts;
+  bool weighs;  // whether what stays has to be weighed: where it counts, for the next budget
   double part, whole;
 
   __device__ double measure(const Mass& mass) const { return counts ? (double)mass.count : mass.weight(); }
@@ -101,6 +115,7 @@ __device__ inline void find_bin(Search& search, const Budget& budget, int bins, 
   Mass before = {0, 0, 0}, ahead = search.ahead, running = search.ahead;
   int chosen = -1;
   bool is_reached = false;
+  __syncwarp();  // every lane has read what the chosen one will write
   for (int other = 0; other < 32; ++other) {
     const Mass theirs = {__shfl_sync(kAllLanes, mine.high, other), __shfl_sync(kAllLanes, mine.low, other),
                          __shfl_sync(kAllLanes, mine.count, other)};
@@ -139,10 +154,11 @@ __device__ inline void descend(const Knife& knife, const Budget& budget, Search&
     if (search.is_reached) {
       knife.each(mask, search.prefix, [&](float x, u32 key) {
         const int bin = (int)(key >> shift) & (bins - 1);
-        const Mass mass = mass_of(knife.weigh(x));
         atomicAdd(&search.histogram.count[bin], 1u);
-        if (mass.high) atomicAdd(&search.histogram.high[bin], mass.high);
-        if (mass.low) atomicAdd(&search.histogram.low[bin], mass.low);
+        if (!budget.weighs) return;
+        const Mass mass = mass_of(knife.weigh(x));
+        add_to(&search.histogram.high[bin], mass.high);
+        add_to(&search.histogram.low[bin], mass.low);
       });
     }
     __syncthreads();

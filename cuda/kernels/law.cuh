@@ -68,7 +68,8 @@ __device__ inline void cut(const SampleArgs& args) {
   u32 rank = 0;
   for (int share = 0; share < 2; ++share) {
     if (!(share ? by_share : by_count)) continue;
-    descend(knife, {!share, share ? request.top_p : (double)request.top_k, share ? whole : 1.0}, search);
+    const double part = share ? request.top_p : (double)request.top_k;
+    descend(knife, {!share, by_share, part, share ? whole : 1.0}, search);
     const bool is_reached = search.is_reached;
     if (is_reached) {
       rank = law.cut_key == search.prefix && rank < search.rank ? rank : search.rank;

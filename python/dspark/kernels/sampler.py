@@ -13,6 +13,8 @@ from dspark.kernels.choice import Choice, prepare, stream
 ROLE = "sampling"
 MOST_RANK = 1024
 """The longest latent vector of a Markov head that a block of threads holds (chain.cuh)."""
+MOST_COLUMNS, MOST_BLOCK = 2**20 - 1, 64
+"""Logits in a row, and rows of a request (rust/src/cuda/sampling)."""
 
 
 class Sampler:
@@ -20,12 +22,13 @@ class Sampler:
 
     Attributes:
         heads: the draft's heads on the device, as `dspark.serve.heads.heads_to_device` gives them.
+        device: where the kernels run, and all that they read is.
     """
 
     def __init__(self, kernels: _core.Kernels, device: torch.device, heads: dict[str, Any]) -> None:
         self.heads = heads
         self._kernels = kernels
-        self._device = device
+        self.device = torch.empty(0, device=device).device  # with its number
 
     def run(
         self, plan: _core.VerifyPlan | _core.ChainPlan
@@ -36,23 +39,27 @@ class Sampler:
             The outcome's bytes, the addresses of the plan's table and scratch memory, and what keeps these
             (and the heads) alive as long as laws in them are read.
         """
-        table = torch.frombuffer(bytearray(plan.table), dtype=torch.uint8).to(self._device)
-        scratch = torch.empty(plan.scratch, dtype=torch.uint8, device=self._device)
-        plan.run(self._kernels, table.data_ptr(), scratch.data_ptr(), stream(self._device))
+        table = torch.frombuffer(bytearray(plan.table), dtype=torch.uint8).to(self.device)
+        scratch = torch.empty(plan.scratch, dtype=torch.uint8, device=self.device)
+        plan.run(self._kernels, table.data_ptr(), scratch.data_ptr(), stream(self.device))
         start, size = plan.result
         outcome = scratch[start : start + size].cpu()
         return outcome.numpy().tobytes(), table.data_ptr(), scratch.data_ptr(), (table, scratch, outcome)
 
 
-def sampling_role(choice: Choice, dtypes: set[torch.dtype], rank: int) -> str:
-    """Who draws and judges for models of these element types and a Markov head of this rank (0: none):
-    "kernel ..." or "core: ..." with the reason."""
+def sampling_role(choice: Choice, dtypes: set[torch.dtype], *, rank: int, vocabulary: int, gamma: int) -> str:
+    """Who draws and judges for models of these element types, a Markov head of `rank` (0: none), logits of
+    `vocabulary` columns and `gamma` drafted tokens: "kernel ..." or "core: ..." with the reason."""
     if choice.kernels is None:
         return f"core: {choice.reason}"
     if torch.float64 in dtypes:
         return "core: the kernels read float32, float16 and bfloat16, not float64"
     if rank > MOST_RANK:
         return f"core: a Markov head of rank {rank}, and the kernels hold {MOST_RANK}"
+    if vocabulary > MOST_COLUMNS:
+        return f"core: rows of {vocabulary} logits, and the kernels take {MOST_COLUMNS}"
+    if gamma >= MOST_BLOCK:
+        return f"core: blocks of {1 + gamma} rows, and the kernels take {MOST_BLOCK}"
     entries = [
         entry for unit, names in _core.kernel_units() if unit in ("sampling", "chain") for entry in names
     ]

@@ -23,13 +23,15 @@ def heads_to_core(draft: DSparkDraftModel) -> dict[str, Any]:
 def heads_to_device(draft: DSparkDraftModel, vocabulary: int) -> dict[str, Any]:
     """The same of tensors of the draft's device (`DeviceHeadTensors` in the core). `vocabulary` is the size
     of the target's; a reduced one is `{"tokens", "column"}`: the token of each column, and the column of each
-    token or -1, as int32."""
+    token or -1, as int32. All of it is there when this returns."""
     heads = _heads(draft, _in_place)
     if draft.target_ids is not None:
         tokens = draft.target_ids
         column = torch.full((vocabulary,), -1, dtype=torch.int32, device=tokens.device)
         column[tokens] = torch.arange(len(tokens), dtype=torch.int32, device=tokens.device)
         heads["vocabulary"] = {"tokens": tokens.to(torch.int32).contiguous(), "column": column}
+        if tokens.device.type == "cuda":  # they are read on the stream of another thread
+            torch.cuda.synchronize(tokens.device)
     return heads
 
 

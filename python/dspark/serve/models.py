@@ -85,11 +85,12 @@ class Models:
         roles = _give_kernels(model, choice) | {
             f"draft {role}": how for role, how in _give_kernels(draft_model, choice).items()
         }
-        dtypes, rank = {model.dtype}, 0
+        dtypes, rank, gamma = {model.dtype}, 0, 0
         if draft_model is not None:
             dtypes.add(draft_model.dtype)
-            rank = draft_model.config.markov_rank
-        roles["sampling"] = sampling_role(choice, dtypes, rank)
+            rank, gamma = draft_model.config.markov_rank, draft_model.config.gamma
+        vocabulary = model.config.vocab_size
+        roles["sampling"] = sampling_role(choice, dtypes, rank=rank, vocabulary=vocabulary, gamma=gamma)
         calibrations: tuple[Entry, ...] = ()
         if draft_path is not None and draft_model is not None:
             calibrations = draft_calibrations(draft_path / FILE_NAME, draft_model.config, block_size)

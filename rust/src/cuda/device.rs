@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::cuda::driver::{Driver, number};
 use crate::cuda::units::unit_of;
@@ -47,8 +48,9 @@ unsafe impl Send for Handle {}
 // SAFETY: as above; a handle itself is never written.
 unsafe impl Sync for Handle {}
 
-#[derive(Clone, Copy, Debug)]
-struct Function(Handle);
+/// A loaded kernel, and the dynamic shared memory that its blocks may have as yet.
+#[derive(Clone, Debug)]
+struct Function(Handle, Arc<AtomicU32>);
 
 impl Device {
     /// The GPU of this number, with the context that torch uses.
@@ -142,7 +144,7 @@ impl Device {
         stream: u64,
         args: &A,
     ) -> Result<(), CudaError> {
-        let Function(function) = self.function(entry)?;
+        let function = self.function(entry)?;
         if shared > self.most_shared {
             return Err(CudaError::Unsuitable(format!(
                 "kernel {entry} asks for {shared} bytes of shared memory, and a block of {} has {}",
@@ -158,11 +160,12 @@ impl Device {
             std::ptr::null_mut(),
         ];
         let _entered = self.enter()?;
+        self.allow_shared(entry, &function, shared)?;
         // SAFETY: the function belongs to the context that is current; the options end with a null and name a buffer and
         // its size, which the driver copies before it returns; what the kernel does with it is what the caller vouches for.
         let code = unsafe {
             (self.driver.functions.cuLaunchKernel)(
-                function.0,
+                function.0.0,
                 grid[0],
                 grid[1],
                 grid[2],
@@ -192,7 +195,7 @@ impl Device {
     }
 
     fn loaded(&self, entry: &str) -> Option<Function> {
-        self.functions.read().unwrap_or_else(PoisonError::into_inner).get(entry).copied()
+        self.functions.read().unwrap_or_else(PoisonError::into_inner).get(entry).cloned()
     }
 
     /// Loads a unit's cubin and lists its functions.
@@ -206,10 +209,7 @@ impl Device {
             (self.driver.functions.cuModuleLoadData)(&raw mut module, compiled.cubin.as_ptr().cast())
         };
         self.driver.check(doing(), "cuModuleLoadData", code)?;
-        let each = unit.entries.iter().map(|entry| {
-            let used = compiled.resources.iter().find(|used| used.entry == *entry);
-            Ok((*entry, self.function_of(entry, module, used.map_or(0, |used| used.shared))?))
-        });
+        let each = unit.entries.iter().map(|entry| Ok((*entry, self.function_of(entry, module)?)));
         match each.collect::<Result<Vec<_>, CudaError>>() {
             Ok(found) => {
                 self.functions.write().unwrap_or_else(PoisonError::into_inner).extend(found);
@@ -223,23 +223,37 @@ impl Device {
         }
     }
 
-    /// A function of a module, allowed all the shared memory of a block that its `fixed` bytes leave.
-    fn function_of(&self, entry: &str, module: *mut c_void, fixed: u32) -> Result<Function, CudaError> {
+    fn function_of(&self, entry: &str, module: *mut c_void) -> Result<Function, CudaError> {
         let name = CString::new(entry).unwrap_or_default();
         let mut function = std::ptr::null_mut();
-        let functions = &self.driver.functions;
         // SAFETY: the module is loaded, the name ends with a zero, one handle is written.
-        let code = unsafe { (functions.cuModuleGetFunction)(&raw mut function, module, name.as_ptr()) };
+        let code =
+            unsafe { (self.driver.functions.cuModuleGetFunction)(&raw mut function, module, name.as_ptr()) };
         self.driver.check(format!("loading kernel {entry}"), "cuModuleGetFunction", code)?;
-        let dynamic = self.most_shared.saturating_sub(fixed);
-        if dynamic > FREE_SHARED {
-            let dynamic = c_int::try_from(dynamic).unwrap_or(c_int::MAX);
-            // SAFETY: no pointers but the handle.
-            let code =
-                unsafe { (functions.cuFuncSetAttribute)(function, number::MOST_DYNAMIC_SHARED, dynamic) };
-            self.driver.check(format!("loading kernel {entry}"), "cuFuncSetAttribute", code)?;
+        Ok(Function(Handle(function), Arc::new(AtomicU32::new(FREE_SHARED))))
+    }
+
+    /// Asks for more dynamic shared memory than a block gets by itself, once for each size that is larger than before.
+    ///
+    /// Only what a launch needs: the limit of a block also covers its static memory, and what the driver keeps of it.
+    fn allow_shared(&self, entry: &str, function: &Function, bytes: u32) -> Result<(), CudaError> {
+        let Function(handle, allowed) = function;
+        if bytes <= allowed.load(Ordering::Acquire) {
+            return Ok(());
         }
-        Ok(Function(Handle(function)))
+        // The attribute is set, not raised: two launches at once must not leave the smaller of two sizes.
+        let _one_at_a_time = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        if bytes <= allowed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let asked = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+        // SAFETY: no pointers but the handle.
+        let code = unsafe {
+            (self.driver.functions.cuFuncSetAttribute)(handle.0, number::MOST_DYNAMIC_SHARED, asked)
+        };
+        self.driver.check(format!("giving kernel {entry} shared memory"), "cuFuncSetAttribute", code)?;
+        allowed.store(bytes, Ordering::Release);
+        Ok(())
     }
 
     /// Makes the device's context current on this thread until the result is dropped.

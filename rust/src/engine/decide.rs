@@ -4,9 +4,10 @@ use rayon::prelude::*;
 
 use super::active::Active;
 use super::{
-    Block, ChainBlock, DraftPass, EngineConfig, Failure, FinishReason, ModelRunner, PassRows, RunnerError,
+    Block, ChainBlock, DraftPass, EngineConfig, Failure, FinishReason, Judgement, ModelRunner, PassRows,
+    RunnerError,
 };
-use crate::accept::accept;
+use crate::accept::{NumericsError, accept};
 use crate::calibration::{Calibration, at_temperature};
 use crate::chain::{self, ChainSettings};
 use crate::schedule::Planner;
@@ -24,33 +25,37 @@ pub(super) struct Chains<'a> {
 }
 
 impl Chains<'_> {
-    /// Draws the blocks of a draft pass: request i of `drafting` owns the rows from `gamma * i` on.
+    /// Draws the blocks of a draft pass: request i of `drafting` owns the rows from `gamma * i` on. An error ends the
+    /// requests that it concerns: those of which the runner decides, or the others.
     pub(super) fn draw<M: ModelRunner>(
         &self,
         runner: &mut M,
         pass: &mut DraftPass<M::Rows>,
         drafting: &mut [&mut Active],
-    ) -> Result<(), RunnerError> {
+    ) {
         let (placed, hosted): (Vec<_>, Vec<_>) =
             drafting.iter_mut().enumerate().partition(|(_, active)| is_placed(runner, self.config, active));
         if !placed.is_empty() {
             let blocks: Vec<_> = placed.iter().map(|(i, active)| self.block(*i, active)).collect();
-            let chains = runner.chain(self.config.rule, pass, &blocks)?;
-            for ((_, active), chain) in placed.into_iter().zip(chains) {
-                active.chain = chain;
+            match runner.chain(self.config.rule, pass, &blocks) {
+                Ok(chains) => {
+                    for ((_, active), chain) in placed.into_iter().zip(chains) {
+                        active.chain = chain;
+                    }
+                }
+                Err(error) => placed.into_iter().for_each(|(_, active)| active.fail(&error)),
             }
         }
         if hosted.is_empty() {
-            return Ok(());
+            return;
         }
-        pass.base.fetch()?;
-        pass.hidden.as_mut().map_or(Ok(()), PassRows::fetch)?;
+        if let Err(error) = Self::fetch(runner, pass) {
+            hosted.into_iter().for_each(|(_, active)| active.fail(&error));
+            return;
+        }
         let heads = runner.heads();
         let gamma = self.config.gamma;
         let (base, hidden) = (pass.base.rows(), pass.hidden.as_ref().map(PassRows::rows));
-        heads
-            .check(base.cols(), hidden.map(|hidden| hidden.cols()))
-            .map_err(|error| RunnerError(format!("the draft's heads do not fit its states: {error}")))?;
         let hidden_rows = heads.hidden_rows(gamma);
         for_each(hosted, |(i, active)| {
             let rows = i * gamma..(i + 1) * gamma;
@@ -70,7 +75,17 @@ impl Chains<'_> {
                 &mut active.workspace,
             );
         });
-        Ok(())
+    }
+
+    /// Brings a pass to the host, where it must fit the heads.
+    fn fetch<M: ModelRunner>(runner: &M, pass: &mut DraftPass<M::Rows>) -> Result<(), RunnerError> {
+        pass.base.fetch()?;
+        pass.hidden.as_mut().map_or(Ok(()), PassRows::fetch)?;
+        let hidden = pass.hidden.as_ref().map(|hidden| hidden.rows().cols());
+        runner
+            .heads()
+            .check(pass.base.rows().cols(), hidden)
+            .map_err(|error| RunnerError(format!("the draft's heads do not fit its states: {error}")))
     }
 
     fn block<'a>(&'a self, index: usize, active: &'a Active) -> ChainBlock<'a> {
@@ -98,8 +113,9 @@ impl Chains<'_> {
     }
 }
 
-/// Applies the acceptance rule to each request's rows, the first of which is `first`, and commits the outcome. Returns
-/// how many decisions were within rounding of another one.
+/// Applies the acceptance rule to each request's rows, the first of which is `first`, and commits the outcome. An
+/// error ends the requests that it concerns: those of which the runner decides, or the others. Returns how many decisions
+/// were within rounding of another one.
 pub(super) fn judge<M: ModelRunner>(
     runner: &mut M,
     config: &EngineConfig,
@@ -107,7 +123,7 @@ pub(super) fn judge<M: ModelRunner>(
     logits: &mut M::Rows,
     first: usize,
     is_round: bool,
-) -> Result<u64, RunnerError> {
+) -> u64 {
     let mut end = first;
     let (placed, hosted): (Vec<_>, Vec<_>) = batch
         .iter_mut()
@@ -120,23 +136,22 @@ pub(super) fn judge<M: ModelRunner>(
     let mut close = 0;
     if !placed.is_empty() {
         let blocks: Vec<_> = placed.iter().map(|(start, active)| block(*start, active)).collect();
-        let outcomes = runner.judge(config.rule, logits, &blocks)?;
-        for ((_, active), outcome) in placed.into_iter().zip(outcomes) {
-            match outcome {
-                Ok(judgement) => {
-                    close += u64::from(judgement.is_close);
-                    let kept = 1..1 + judgement.verdict.accepted;
-                    active.rows[kept].iter().for_each(|&token| active.history.push(token));
-                    active.commit(judgement.verdict, active.rows.len() - 1, is_round);
+        match runner.judge(config.rule, logits, &blocks) {
+            Ok(outcomes) => {
+                for ((_, active), outcome) in placed.into_iter().zip(outcomes) {
+                    close += take(active, outcome, is_round);
                 }
-                Err(error) => end_unusable(active, error.to_string()),
             }
+            Err(error) => placed.into_iter().for_each(|(_, active)| active.fail(&error)),
         }
     }
     if hosted.is_empty() {
-        return Ok(close);
+        return close;
     }
-    logits.fetch()?;
+    if let Err(error) = logits.fetch() {
+        hosted.into_iter().for_each(|(_, active)| active.fail(&error));
+        return close;
+    }
     let logits = logits.rows();
     for_each(hosted, |(start, active)| {
         let verified = active.rows.len() - 1;
@@ -156,7 +171,23 @@ pub(super) fn judge<M: ModelRunner>(
             Err(error) => end_unusable(active, error.to_string()),
         }
     });
-    Ok(close)
+    close
+}
+
+/// Commits what the runner says of a request's block; 1 if that was within rounding.
+fn take(active: &mut Active, outcome: Result<Judgement, NumericsError>, is_round: bool) -> u64 {
+    match outcome {
+        Ok(Judgement { verdict, is_close }) => {
+            let kept = 1..1 + verdict.accepted;
+            active.rows[kept].iter().for_each(|&token| active.history.push(token));
+            active.commit(verdict, active.rows.len() - 1, is_round);
+            u64::from(is_close)
+        }
+        Err(error) => {
+            end_unusable(active, error.to_string());
+            0
+        }
+    }
 }
 
 fn block(first_row: usize, active: &Active) -> Block<'_> {

@@ -6,7 +6,7 @@ use super::active::charge;
 use super::decide::judge;
 use super::round::fail;
 use super::runner::check_rows;
-use super::{Engine, ModelRunner, RunnerError};
+use super::{Engine, ModelRunner};
 
 impl<M: ModelRunner> Engine<M> {
     /// Runs the next tokens of the prompts that wait, up to the chunk size, in order. Between passes requests are
@@ -54,9 +54,7 @@ impl<M: ModelRunner> Engine<M> {
                 let through = batch.iter().take_while(|active| active.unfilled() == 0).count();
                 let first = self.active.len();
                 self.active.extend(self.prefilling.drain(..through));
-                if let Err(error) = self.draw_first(first, &mut logits) {
-                    fail(&mut self.active[first..], &error);
-                }
+                self.draw_first(first, &mut logits);
             }
             Err(error) => fail(batch, &error),
         }
@@ -66,15 +64,14 @@ impl<M: ModelRunner> Engine<M> {
 
     /// Draws the first token of the requests from index `first` on, by their row of `logits` each. Who was preempted has
     /// its next token already: its anchor.
-    fn draw_first(&mut self, first: usize, logits: &mut M::Rows) -> Result<(), RunnerError> {
+    fn draw_first(&mut self, first: usize, logits: &mut M::Rows) {
         let mut row = 0;
         for run in self.active[first..].chunk_by_mut(|a, b| a.is_fresh() == b.is_fresh()) {
             if run[0].is_fresh() {
-                let close = judge(&mut self.runner, &self.config, run, logits, row, false)?;
+                let close = judge(&mut self.runner, &self.config, run, logits, row, false);
                 self.stats.add(|stats| stats.close += close);
             }
             row += run.len();
         }
-        Ok(())
     }
 }

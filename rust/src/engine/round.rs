@@ -19,7 +19,8 @@ impl<M: ModelRunner> Engine<M> {
         let started = Instant::now();
         let mut time = RoundTime::default();
         let put_off = self.decide_depths();
-        match self.draft(&mut time).and_then(|()| self.verify(&mut time)) {
+        self.draft(&mut time);
+        match self.verify(&mut time) {
             Ok(()) => {
                 // What earlier rounds put off is no cost of this one.
                 time.total = (started.elapsed() - put_off).as_secs_f64();
@@ -73,13 +74,13 @@ impl<M: ModelRunner> Engine<M> {
     }
 
     /// Drafts for the requests that the policy lets draft.
-    fn draft(&mut self, time: &mut RoundTime) -> Result<(), RunnerError> {
+    fn draft(&mut self, time: &mut RoundTime) {
         let started = Instant::now();
         let gamma = self.config.gamma;
         let mut drafting: Vec<&mut Active> =
             self.active.iter_mut().filter(|active| active.depth.tokens > 0).collect();
         if drafting.is_empty() {
-            return Ok(());
+            return;
         }
         let items: Vec<_> = drafting.iter().map(|active| (active.request.id, active.anchor())).collect();
         let outcome = self.runner.draft(&items).and_then(|pass| {
@@ -92,13 +93,13 @@ impl<M: ModelRunner> Engine<M> {
                 // Who did not draft goes on.
                 drafting.into_iter().for_each(|active| active.fail(&error));
                 self.retire();
-                return Ok(());
+                return;
             }
         };
         let drafted = Instant::now();
 
         let chains = Chains { config: &self.config, planner: &self.planner };
-        chains.draw(&mut self.runner, &mut pass, &mut drafting)?;
+        chains.draw(&mut self.runner, &mut pass, &mut drafting);
         let chained = drafted.elapsed();
         time.drafting = drafting.len();
         time.drafted = drafting.iter().map(|active| active.chain.ids.len()).sum();
@@ -108,7 +109,9 @@ impl<M: ModelRunner> Engine<M> {
             stats.draft += drafted - started;
             stats.chain += chained;
         });
-        Ok(())
+        if self.active.iter().any(|active| active.finish.is_some()) {
+            self.retire();
+        }
     }
 
     /// Lets the target check as much of each draft as the policy says, and commits what it keeps.
@@ -126,7 +129,7 @@ impl<M: ModelRunner> Engine<M> {
         let verified = charge(self.active.iter_mut(), |timing| &mut timing.verify, started);
 
         let started = Instant::now();
-        let close = judge(&mut self.runner, &self.config, &mut self.active, &mut logits, 0, true)?;
+        let close = judge(&mut self.runner, &self.config, &mut self.active, &mut logits, 0, true);
         let accepted = charge(self.active.iter_mut(), |timing| &mut timing.sample, started);
         drop(logits);
         // Decisions on the pass's rows grow with it.

@@ -9,7 +9,7 @@ use crate::python::tensors::Tensor;
 /// The heads' tensors, kept alive.
 pub struct DeviceHeadTensors {
     heads: DeviceHeads,
-    _owners: Vec<Py<PyAny>>,
+    owners: Vec<Py<PyAny>>,
 }
 
 impl DeviceHeadTensors {
@@ -50,10 +50,15 @@ impl DeviceHeadTensors {
                 Ok::<_, PyErr>(address)
             };
             let (tokens, column) = (address("tokens")?, address("column")?);
-            let size = part.get_item("column")?.len()?;
-            found.vocabulary = Some(DeviceVocabulary { tokens, column, size });
+            let (columns, size) = (part.get_item("tokens")?.len()?, part.get_item("column")?.len()?);
+            found.vocabulary = Some(DeviceVocabulary { tokens, column, columns, size });
         }
-        Ok(DeviceHeadTensors { heads: found, _owners: owners })
+        Ok(DeviceHeadTensors { heads: found, owners })
+    }
+
+    /// The tensors.
+    pub fn owners(&self) -> &[Py<PyAny>] {
+        &self.owners
     }
 
     /// Where they lie.

@@ -11,7 +11,7 @@ use crate::cuda::sampling::{self, ChainPlan, DraftLaws, Drafts, Verify};
 use crate::engine::{Block, ChainBlock, DraftPass, Judgement, RequestId, RunnerError};
 use crate::params::SamplingParams;
 use crate::python::device_heads::DeviceHeadTensors;
-use crate::python::errors::log;
+use crate::python::errors::{RequestError, log};
 use crate::python::sampling::{PyChain, PyVerify};
 use crate::python::tensors::Tensor;
 
@@ -36,11 +36,15 @@ struct Drafted {
 type Run = (Vec<u8>, u64, u64, Py<PyAny>);
 
 impl Sampler {
-    /// Wraps a Python object with `heads` and `run(plan)`.
+    /// Wraps a Python object with `heads`, `device` and `run(plan)`.
     pub fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let heads = object.getattr("heads")?;
         let heads = DeviceHeadTensors::from_py(heads.cast()?)?;
-        Ok(Sampler { object: object.clone().unbind(), heads, drafted: None })
+        let sampler = Sampler { object: object.clone().unbind(), heads, drafted: None };
+        for owner in sampler.heads.owners() {
+            sampler.check_device("a head of the draft", owner.bind(object.py()))?;
+        }
+        Ok(sampler)
     }
 
     /// Whether it decides about such a request.
@@ -57,6 +61,7 @@ impl Sampler {
         blocks: &[ChainBlock<'_>],
     ) -> Result<Vec<Chain>, RunnerError> {
         self.drafted = None;
+        self.check_devices([("draft logits", Some(&pass.base)), ("draft states", pass.hidden.as_ref())])?;
         let hidden = pass.hidden.as_ref().map(Tensor::device_rows);
         let heads = self.heads.view();
         let plan = ChainPlan::new(rule, gamma, &pass.base.device_rows(), hidden.as_ref(), &heads, blocks);
@@ -75,6 +80,7 @@ impl Sampler {
         logits: &Tensor,
         blocks: &[Block<'_>],
     ) -> Result<Vec<Result<Judgement, NumericsError>>, RunnerError> {
+        self.check_devices([("target logits", Some(logits))])?;
         let first = |block: &Block<'_>| {
             let known = self.drafted.as_ref().and_then(|drafted| drafted.first_rows.get(&block.request));
             known.copied().unwrap_or_default()
@@ -85,6 +91,25 @@ impl Sampler {
         let plan = plan.map_err(|error| RunnerError(error.to_string()))?;
         let (plan, (outcome, ..)) = self.run(PyVerify(plan))?;
         Ok(plan.get().0.read(&outcome))
+    }
+
+    /// Refuses rows that lie elsewhere than the kernels run: their addresses mean nothing there.
+    fn check_devices<const N: usize>(&self, rows: [(&str, Option<&Tensor>); N]) -> Result<(), RunnerError> {
+        Python::attach(|py| {
+            let given = rows.into_iter().filter_map(|(name, tensor)| Some((name, tensor?)));
+            given.into_iter().try_for_each(|(name, tensor)| self.check_device(name, tensor.owner().bind(py)))
+        })
+        .map_err(|error: PyErr| RunnerError(error.to_string()))
+    }
+
+    fn check_device(&self, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (expected, found) = (self.object.bind(tensor.py()).getattr("device")?, tensor.getattr("device")?);
+        if expected.eq(&found)? {
+            return Ok(());
+        }
+        Err(RequestError::new_err(format!(
+            "{name}: the kernels run on {expected}, and this tensor is on {found}"
+        )))
     }
 
     /// Lets Python run a plan.

@@ -111,6 +111,8 @@ pub struct ToyRunner {
     pub prefilled: Arc<Mutex<usize>>,
     /// Decides itself about requests above this temperature, as the core would.
     pub decides_above: Option<f64>,
+    /// The call of "chain" or "judge" that fails, counted down.
+    pub fails_deciding: Option<(&'static str, usize)>,
     /// Blocks that it drew and judged.
     pub decided: Arc<Mutex<(usize, usize)>>,
     /// The laws of the last blocks it drew.
@@ -126,6 +128,17 @@ impl ToyRunner {
         let mut row = logits(if context.len() > 1 { context[context.len() - 2] } else { 0 }, last, 0.0);
         sway(context, &mut row);
         row
+    }
+
+    /// Fails where it was told to.
+    fn may_not_decide(&mut self, what: &str) -> Result<(), RunnerError> {
+        match &mut self.fails_deciding {
+            Some((call, left)) if *call == what => {
+                *left = left.wrapping_sub(1);
+                if *left == 0 { Err(RunnerError(format!("{what} failed"))) } else { Ok(()) }
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Fails now and then, and notes whom that concerns.
@@ -276,6 +289,7 @@ impl ModelRunner for ToyRunner {
         blocks: &[ChainBlock<'_>],
     ) -> Result<Vec<Chain>, RunnerError> {
         self.laws.clear();
+        self.may_not_decide("chain")?;
         self.decided.lock().unwrap().0 += blocks.len();
         let mut chains = Vec::new();
         for block in blocks {
@@ -304,6 +318,7 @@ impl ModelRunner for ToyRunner {
         logits: &Owned,
         blocks: &[Block<'_>],
     ) -> Result<Vec<Result<Judgement, NumericsError>>, RunnerError> {
+        self.may_not_decide("judge")?;
         self.decided.lock().unwrap().1 += blocks.len();
         let judge = |block: &Block<'_>| {
             let rows = logits.rows().slice(block.first_row..block.first_row + block.ids.len() + 1);

@@ -1,9 +1,9 @@
 //! Markov chains of a batch, drawn where the base logits lie.
 
 use super::edits::changes;
-use super::heads::{DeviceHeads, place};
+use super::heads::{DeviceHeads, check_shapes, place};
 use super::layout::{LAW_BYTES, RACE_BYTES, SampleArgs};
-use super::plan::{Arena, Batch, Launch, ROW_THREADS, TILE_THREADS, Table, check, int, tiles};
+use super::plan::{Arena, Batch, Launch, ROW_THREADS, TILE_THREADS, Table, check, check_rows, int, tiles};
 use super::verify::DraftLaws;
 use super::{DeviceRows, SampleError};
 use crate::accept::Rule;
@@ -42,6 +42,7 @@ impl ChainPlan {
         blocks: &[ChainBlock<'_>],
     ) -> Result<ChainPlan, SampleError> {
         check("draft logits", base)?;
+        check_shapes(heads, gamma, base, hidden)?;
         let mut placed = place(heads, hidden)?;
         let lead = placed.lead as usize;
         let mut batch = Batch::default();
@@ -49,6 +50,12 @@ impl ChainPlan {
             super::serves(rule, block.params).map_err(|reason| SampleError(reason.to_owned()))?;
             if block.settings.candidates.is_some_and(|count| count < base.columns) {
                 return Err(SampleError("candidates of the Markov chain are chosen on the host".into()));
+            }
+            if (block.index + 1) * gamma > base.rows {
+                let (index, rows) = (block.index, base.rows);
+                return Err(SampleError(format!(
+                    "there is no block {index} of {gamma} among {rows} draft logits"
+                )));
             }
             let request = batch.request(block.params, block.history, block.noise, block.anchor);
             let last = batch.requests.len() - 1;
@@ -59,6 +66,7 @@ impl ChainPlan {
                 batch.row(base, block.index * gamma + k, request, k, edited, true);
             }
         }
+        check_rows(batch.rows.len())?;
         let mut table = Table::default();
         let mut scratch = Arena::default();
         let (rows, tiles) = (batch.rows.len(), tiles(base.columns));

@@ -44,12 +44,71 @@ pub struct DeviceVocabulary {
     pub tokens: u64,
     /// The column of each target token, as 32-bit integers; -1 for none.
     pub column: u64,
+    /// Columns of the base logits.
+    pub columns: usize,
     /// Target tokens.
     pub size: usize,
 }
 
 /// The longest latent vector that the kernels hold.
 const MOST_RANK: usize = 1024;
+
+/// Refuses a pass of blocks of `gamma` slots whose tensors do not fit the heads: what [`crate::chain::Heads::check`] is
+/// for the host.
+pub(super) fn check_shapes(
+    heads: &DeviceHeads,
+    gamma: usize,
+    base: &DeviceRows,
+    hidden: Option<&DeviceRows>,
+) -> Result<(), SampleError> {
+    let is = |name: &str, found: &DeviceRows, rows: usize, columns: usize| {
+        if (found.rows, found.columns) == (rows, columns) {
+            return Ok(());
+        }
+        let found = (found.rows, found.columns);
+        Err(SampleError(format!("{name} must be [{rows}, {columns}], found [{}, {}]", found.0, found.1)))
+    };
+    let states = |head: &str| {
+        hidden.ok_or_else(|| SampleError(format!("the {head} head needs the draft's hidden states")))
+    };
+    if gamma == 0 || !base.rows.is_multiple_of(gamma) {
+        return Err(SampleError(format!("draft logits: {} rows are no blocks of {gamma}", base.rows)));
+    }
+    let (mut rank, mut lead) = (0, 0);
+    if let Some(markov) = &heads.markov {
+        rank = markov.w1.columns;
+        is("markov_w2", &markov.w2, base.columns, rank)?;
+        match &markov.kind {
+            DeviceKind::Vanilla => {}
+            DeviceKind::Gated(weight, bias) => {
+                is("gate_proj.weight", weight, rank, states("gated Markov")?.columns + rank)?;
+                is("gate_proj.bias", bias, 1, rank)?;
+            }
+            DeviceKind::Rnn(weight, bias, through_anchor) => {
+                lead = usize::from(*through_anchor);
+                is("joint_proj.weight", weight, 3 * rank, 2 * rank + states("RNN Markov")?.columns)?;
+                is("joint_proj.bias", bias, 1, 3 * rank)?;
+            }
+        }
+    }
+    if let Some((weight, _, with_markov)) = &heads.confidence {
+        if *with_markov && heads.markov.is_none() {
+            let reason = "the confidence head has the Markov feature, but there is no Markov head";
+            return Err(SampleError(reason.into()));
+        }
+        let inputs = states("confidence")?.columns + if *with_markov { rank } else { 0 };
+        is("confidence_head.proj.weight", weight, 1, inputs)?;
+    }
+    if let Some(hidden) = hidden {
+        is("draft states", hidden, base.rows / gamma * (gamma + lead), hidden.columns)?;
+    }
+    if let Some(found) = heads.vocabulary.map(|tokens| tokens.columns).filter(|found| *found != base.columns)
+    {
+        let expected = base.columns;
+        return Err(SampleError(format!("the draft's vocabulary must be {expected} tokens, found {found}")));
+    }
+    Ok(())
+}
 
 /// The heads as the kernels read them.
 pub(super) fn place(heads: &DeviceHeads, hidden: Option<&DeviceRows>) -> Result<Heads, SampleError> {

@@ -163,15 +163,24 @@ pub(super) fn check(name: &'static str, logits: &DeviceRows) -> Result<(), Sampl
             "{name}: the kernels read float32, float16 and bfloat16, not float64"
         )));
     }
-    // Ties are counted by tile in the space of one histogram.
-    let most = 2048 * TILE;
-    if logits.columns == 0 || logits.columns > most || logits.rows > 65535 {
-        return Err(SampleError(format!(
-            "{name}: at most 65535 rows of 1 to {most} columns, found {} rows of {}",
-            logits.rows, logits.columns
-        )));
+    if logits.columns == 0 || logits.columns > MOST_COLUMNS {
+        let found = logits.columns;
+        return Err(SampleError(format!("{name}: 1 to {MOST_COLUMNS} columns were expected, found {found}")));
     }
     Ok(())
+}
+
+/// Weights of a row are added up in units of 2^-44 and 64 bits (`cut.cuh`): as many weights of 1 as these hold.
+pub(super) const MOST_COLUMNS: usize = (1 << 20) - 1;
+/// Rows are blocks of a grid's second dimension.
+const MOST_GRID: usize = 65_535;
+
+/// Refuses batches of more rows than a grid can have, those of draft logits included.
+pub(super) fn check_rows(rows: usize) -> Result<(), SampleError> {
+    if rows <= MOST_GRID {
+        return Ok(());
+    }
+    Err(SampleError(format!("the kernels take at most {MOST_GRID} rows of logits at once, found {rows}")))
 }
 
 impl Batch {

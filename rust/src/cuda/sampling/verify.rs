@@ -2,7 +2,7 @@
 
 use super::edits::changes;
 use super::layout::{LAW_BYTES, RACE_BYTES, RawVerdict, Row, SampleArgs};
-use super::plan::{Arena, Batch, Launch, ROW_THREADS, TILE_THREADS, Table, check, int, tiles};
+use super::plan::{Arena, Batch, Launch, ROW_THREADS, TILE_THREADS, Table, check, check_rows, int, tiles};
 use super::{DeviceRows, SampleError};
 use crate::accept::{NumericsError, Rule, Side, Verdict};
 use crate::engine::{Block, Judgement};
@@ -86,6 +86,7 @@ impl Verify {
                 }
             }
         }
+        check_rows(batch.rows.len())?;
         let mut table = Table::default();
         let mut scratch = Arena::default();
         let (all, tiles) = (batch.rows.len(), tiles(logits.columns));
