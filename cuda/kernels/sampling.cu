@@ -6,7 +6,7 @@ using sampling::SampleArgs;
 
 // One block a row or request fills no GPU: 1 keeps the compiler from spilling so that more fit a multiprocessor.
 KERNEL(sample_scan, SampleArgs, 128) { sampling::scan(args); }
-KERNEL(sample_cut, SampleArgs, 640, 1) { sampling::cut(args); }
+KERNEL(sample_cut, SampleArgs, 512, 1) { sampling::cut(args); }
 KERNEL(sample_weigh, SampleArgs, 128) { sampling::weigh(args); }
 KERNEL(sample_race, SampleArgs, 128) { sampling::race(args); }
 KERNEL(sample_decide, SampleArgs, 256, 1) { sampling::decide(args); }

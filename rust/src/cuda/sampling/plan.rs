@@ -61,7 +61,7 @@ pub struct Launch {
 /// Threads in a block, by what a kernel does.
 pub(super) const TILE_THREADS: u32 = 128;
 pub(super) const ROW_THREADS: u32 = 256;
-const CUT_THREADS: u32 = 640;
+const CUT_THREADS: u32 = 512;
 
 /// The tables of a batch as they grow.
 #[derive(Debug, Default)]
