@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ import roofline
 from dspark.kernels import Choice, look
 from dspark.target.hybrid.config import DeltaSizes
 from kernel_cases import AttentionCase, DeltaCase
-from sampling_cases import SamplingCase
+from sampling_cases import TIMED, SamplingCase
 
 HALF = torch.bfloat16
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -217,12 +217,18 @@ def delta(choice: Choice, device: torch.device, s: roofline.Setting) -> Iterator
 def sampling(choice: Choice, device: torch.device, s: roofline.Setting) -> Iterator[Measured]:
     """Verdict and chain of a batch, with the copies of their plans and outcomes, which are waited for."""
     block = s.rows - 1
-    case = SamplingCase(
-        choice, device, HALF, s.requests, block, roofline.VOCABULARY, roofline.RANK, temperature=0.8
-    )
-    ids = [tokens + [0] * (block - len(tokens)) for tokens, _ in case.chain()]
-    yield Measured(roofline.verify_sampling(s), partial(case.run, case.verify_plan(ids)), 1, {})
-    yield Measured(roofline.markov_step(s), partial(case.run, case.chain_plan()), block, {})
+    for params in TIMED:
+        case = SamplingCase(
+            choice, device, HALF, s.requests, block, roofline.VOCABULARY, roofline.RANK, **params
+        )
+        ids = [tokens + [0] * (block - len(tokens)) for tokens, _ in case.chain()]
+        said = ", ".join(f"{name} {value}" for name, value in params.items())
+        verdict, step = (
+            replace(work, shape=f"{work.shape}, {said}")
+            for work in (roofline.verify_sampling(s), roofline.markov_step(s))
+        )
+        yield Measured(verdict, partial(case.run, case.verify_plan(ids)), 1, {})
+        yield Measured(step, partial(case.run, case.chain_plan()), block, {})
 
 
 def as_it_is(run: Callable[[], object]) -> Callable[[], Callable[[], object]]:
