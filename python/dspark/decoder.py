@@ -237,7 +237,7 @@ class DSparkDecoder:
         Pages of 16 positions: `pages` with `total`, `used`, and of these `kept` (prefixes of finished
         requests, given up when somebody needs the room).
         Tokens: `tokens` generated, `drafted`, `verified` by the target, `accepted`; `reused_tokens` of
-        prompts, taken from caches.
+        prompts, taken from caches; `close_decisions` of a GPU's kernels, which hung on rounding.
         Rounds: `rounds` (a batch of three counts three), `passes` of the target over a batch, prefills apart,
         `skipped_slower` and `skipped_failing` (rounds without a draft: it would have cost more than it gave,
         or the request's blocks kept failing), `verify_budget` (drafted tokens verified per round, the mean),
