@@ -9,8 +9,8 @@
 #   PROMPTS how many prompts the target makes up and answers itself, beside DATA
 #
 # Costs in seconds of one core with AVX512-BF16: 2.0 a step (four conversations of 96 blocks, three layers, 12,288
-# tokens, of which Muon takes 0.4; 1.05 with two layers, 8,192 tokens and AdamW), 1.5 per 1,000 tokens of hidden states, 5 per 1,000 generated tokens. With the
-# defaults and 1.5 M tokens of DATA that is 1.5 h of generation, 1.2 h and 20 GB of hidden states, 6 h of steps.
+# tokens, of which Muon takes 0.4; 1.05 with two layers, 8,192 tokens and AdamW), 1.5 per 1,000 tokens of hidden states, about 4 per 1,000
+# generated tokens (less on an idle machine). With the defaults and 1.5 M tokens of DATA that is 2 h of generation, 1.5 h and 26 GB of hidden states, 6 h of steps.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
