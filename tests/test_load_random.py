@@ -37,14 +37,18 @@ def run(pair: tuple[str | Path, str | Path], count: int, seed: int, acceptance: 
         DSparkDecoder.from_pretrained(*pair, **options, **POLICIES[policy], max_queue_size=24) as decoder,
         DSparkDecoder.from_pretrained(pair[0], **{**options, "max_batch_size": 1}) as alone,
     ):
-        jobs = draw_jobs(random.Random(seed), count, decoder)
-        run_jobs(decoder, jobs, seed)
-        stats = check_rest(decoder)
-        counts = check(jobs, alone, any_temperature=acceptance == "coupled")
-        # A run in which nothing of this happened would prove nothing. Under the ratio rules only the jobs at
-        # temperature 0 can be compared.
+        # What never happened would prove nothing, and when requests meet is up to the machine: until it did.
+        for again in range(5):
+            jobs = draw_jobs(random.Random(seed + 1000 * again), count, decoder)
+            run_jobs(decoder, jobs, seed)
+            stats = check_rest(decoder)
+            counts = check(jobs, alone, any_temperature=acceptance == "coupled")
+            if all(stats[name] > 0 for name in ("accepted", "preemptions", "reused_tokens")):
+                break
+        else:
+            pytest.fail(f"nobody was preempted, or nothing was reused: {stats}")
+        # Under the ratio rules only the jobs at temperature 0 can be compared.
         enough = count // 5 if acceptance == "coupled" else count // 8
-        assert stats["accepted"] > 0 and stats["preemptions"] > 0 and stats["reused_tokens"] > 0, stats
         assert counts["whole"] > enough and counts["cut"] > 0 and counts["bad"] > 0, counts
         assert sum(r.accepted for r in rounds_of(jobs)) <= stats["accepted"]
 
