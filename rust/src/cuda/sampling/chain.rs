@@ -2,8 +2,8 @@
 
 use super::edits::changes;
 use super::heads::{DeviceHeads, check_shapes, place};
-use super::layout::{LAW_BYTES, RACE_BYTES, SampleArgs};
-use super::plan::{Arena, Batch, Launch, ROW_THREADS, TILE_THREADS, Table, check, check_rows, int, tiles};
+use super::layout::SampleArgs;
+use super::plan::{Arena, Batch, Launch, ROW_THREADS, TILE_THREADS, Table, check, check_rows, int};
 use super::verify::DraftLaws;
 use super::{DeviceRows, SampleError};
 use crate::accept::Rule;
@@ -69,7 +69,7 @@ impl ChainPlan {
         check_rows(batch.rows.len())?;
         let mut table = Table::default();
         let mut scratch = Arena::default();
-        let (rows, tiles) = (batch.rows.len(), tiles(base.columns));
+        let rows = batch.rows.len();
         let rank = placed.w1.columns as usize;
         if heads.vocabulary.is_none() {
             placed.vocabulary = 0;
@@ -79,25 +79,12 @@ impl ChainPlan {
             ids: scratch.take(rows, 4),
             draft_bads: scratch.take(rows, 4),
             dots: scratch.take(rows, 4),
-            rows: table.push(&batch.rows),
-            requests: table.push(&batch.requests),
-            edits: table.push(&batch.edits),
-            changed: scratch.take(batch.changed * base.columns, 4),
-            laws: scratch.take(rows, LAW_BYTES),
-            tops: scratch.take(rows * tiles, 8),
-            bads: scratch.take(rows * tiles, 4),
-            sums: scratch.take(rows * tiles, 8),
-            races: scratch.take(rows * tiles, RACE_BYTES),
             latents: scratch.take(blocks.len() * rank, 4),
             states: scratch.take(2 * blocks.len() * rank, 4),
             heads: placed,
-            tiles: int(tiles),
-            columns: int(base.columns),
-            requests_count: int(blocks.len()),
-            rule: i32::from(rule == Rule::Coupled),
             stride: int(gamma),
             draft_first: -1,
-            ..SampleArgs::default()
+            ..batch.args(base.columns, rule, &mut table, &mut scratch)
         };
         let slots = blocks.iter().map(|block| block.settings.limit.min(gamma)).max().unwrap_or(0);
         let bias = heads.confidence.map_or(0.0, |(_, bias, _)| bias);

@@ -158,7 +158,16 @@ pub struct SampleArgs {
     pub(super) unused: i32,
 }
 
-plain!(Row = 32, Edit = 16, Request = 96, RawVerdict = 16, Matrix = 24, Heads = 176, SampleArgs = 360);
+plain!(
+    u32 = 4,
+    Row = 32,
+    Edit = 16,
+    Request = 96,
+    RawVerdict = 16,
+    Matrix = 24,
+    Heads = 176,
+    SampleArgs = 360
+);
 
 impl SampleArgs {
     /// The bytes that a launch passes.

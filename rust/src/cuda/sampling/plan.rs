@@ -1,8 +1,9 @@
 //! A batch as tables of structs, the memory that kernels need beside them, and the launches.
 
 use super::edits;
-use super::layout::{Edit, Plain, Request, Row, SampleArgs, TILE, bytes_of, code};
+use super::layout::{Edit, LAW_BYTES, Plain, RACE_BYTES, Request, Row, SampleArgs, TILE, bytes_of, code};
 use super::{DeviceRows, SampleError};
+use crate::accept::Rule;
 use crate::history::History;
 use crate::noise::Counted;
 use crate::params::SamplingParams;
@@ -29,18 +30,11 @@ impl Arena {
 pub(super) struct Table(pub Vec<u8>);
 
 impl Table {
-    /// Appends structs; gives the offset of the first.
+    /// Appends values; gives the offset of the first.
     pub fn push<T: Plain>(&mut self, values: &[T]) -> u64 {
         let start = self.0.len().next_multiple_of(16);
         self.0.resize(start, 0);
         self.0.extend_from_slice(bytes_of(values));
-        start as u64
-    }
-
-    pub fn push_ids(&mut self, ids: &[u32]) -> u64 {
-        let start = self.0.len().next_multiple_of(16);
-        self.0.resize(start, 0);
-        self.0.extend(ids.iter().flat_map(|id| id.to_ne_bytes()));
         start as u64
     }
 }
@@ -143,6 +137,30 @@ impl Batch {
             changed,
             edited: i32::from(edited),
         });
+    }
+}
+
+impl Batch {
+    /// What every plan gives its kernels: the tables, and for each row of `columns` logits the memory in which its law
+    /// comes about.
+    pub fn args(&self, columns: usize, rule: Rule, table: &mut Table, scratch: &mut Arena) -> SampleArgs {
+        let (rows, tiles) = (self.rows.len(), tiles(columns));
+        SampleArgs {
+            rows: table.push(&self.rows),
+            requests: table.push(&self.requests),
+            edits: table.push(&self.edits),
+            changed: scratch.take(self.changed * columns, 4),
+            laws: scratch.take(rows, LAW_BYTES),
+            tops: scratch.take(rows * tiles, 8),
+            bads: scratch.take(rows * tiles, 4),
+            sums: scratch.take(rows * tiles, 8),
+            races: scratch.take(rows * tiles, RACE_BYTES),
+            tiles: int(tiles),
+            columns: int(columns),
+            requests_count: int(self.requests.len()),
+            rule: i32::from(rule == Rule::Coupled),
+            ..SampleArgs::default()
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The acceptance of a batch, decided where its rows lie.
 
 use super::edits::changes;
-use super::layout::{LAW_BYTES, RACE_BYTES, RawVerdict, Row, SampleArgs};
+use super::layout::{LAW_BYTES, RawVerdict, Row, SampleArgs};
 use super::plan::{Arena, Batch, Launch, ROW_THREADS, TILE_THREADS, Table, check, check_rows, int, tiles};
 use super::{DeviceRows, SampleError};
 use crate::accept::{NumericsError, Rule, Side, Verdict};
@@ -89,28 +89,15 @@ impl Verify {
         check_rows(batch.rows.len())?;
         let mut table = Table::default();
         let mut scratch = Arena::default();
-        let (all, tiles) = (batch.rows.len(), tiles(logits.columns));
+        let tiles = tiles(logits.columns);
         let result = scratch.take(blocks.len(), size_of::<RawVerdict>());
         let args = SampleArgs {
-            rows: table.push(&batch.rows),
-            requests: table.push(&batch.requests),
-            edits: table.push(&batch.edits),
-            ids: table.push_ids(&batch.ids),
-            changed: scratch.take(batch.changed * logits.columns, 4),
-            laws: scratch.take(all, LAW_BYTES),
-            tops: scratch.take(all * tiles, 8),
-            bads: scratch.take(all * tiles, 4),
-            sums: scratch.take(all * tiles, 8),
-            races: scratch.take(all * tiles, RACE_BYTES),
+            ids: table.push(&batch.ids),
             residuals: scratch.take(blocks.len() * tiles, 8),
             verdicts: result,
-            tiles: int(tiles),
-            columns: int(logits.columns),
-            requests_count: int(blocks.len()),
-            rule: i32::from(rule == Rule::Coupled),
             stride: 1,
             draft_first: if matches!(drafts, Drafts::Logits(_)) { int(rows) } else { -1 },
-            ..SampleArgs::default()
+            ..batch.args(logits.columns, rule, &mut table, &mut scratch)
         };
         Ok(Verify { table, scratch, args, result, batch, rows, drafts, rule })
     }
