@@ -145,6 +145,18 @@ def test_the_rate_warms_up_and_falls_to_nothing() -> None:
     assert all(a >= b for a, b in itertools.pairwise(found[10:]))
 
 
+def test_the_rate_may_stay_at_its_peak_until_it_cools_down() -> None:
+    rate = Rate(2.0, 100, warmup=0.1, cooldown=0.2)
+    found = [rate.at(step) for step in range(101)]
+    assert found[9:81] == [2.0] * 72
+    assert found[85] == pytest.approx(2.0 * (1.0 - 0.5))  # a quarter of the way
+    assert found[100] == 0.0
+    assert all(a > b for a, b in itertools.pairwise(found[80:]))
+    # Longer, it was the same run so far.
+    longer = Rate(2.0, 200, warmup=0.05, cooldown=0.1)
+    assert [longer.at(step) for step in range(80)] == found[:80]
+
+
 def test_every_epoch_shows_everything_once() -> None:
     order = Order(10, 3)
     epochs = [[order[10 * e + i] for i in range(10)] for e in range(3)]

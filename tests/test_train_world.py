@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from dspark import DSparkDecoder
@@ -29,7 +31,10 @@ sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
 from training import small_run
 from dspark.train.run import train
-train(small_run(Path({output!r}), Path({chats!r}), parallel={how!r}, pace={{"steps": {steps}}}), print)
+cache = {cache!r}
+data = {{}} if cache is None else {{"cache": Path(cache)}}
+pace = {{"steps": {steps}}}
+train(small_run(Path({output!r}), Path({chats!r}), parallel={how!r}, pace=pace, data=data), print)
 """
 
 
@@ -39,11 +44,16 @@ def weights(output: Path) -> dict[str, Tensor]:
     return dict(state["draft"])
 
 
-def two_processes(output: Path, chats: Path, how: str, steps: int = 3) -> None:
-    launch(
-        output.with_suffix(".py"),
-        SCRIPT.format(tests=str(ROOT / "tests"), output=str(output), chats=str(chats), how=how, steps=steps),
+def two_processes(output: Path, chats: Path, how: str, steps: int = 3, cache: Path | None = None) -> None:
+    filled = SCRIPT.format(
+        tests=str(ROOT / "tests"),
+        output=str(output),
+        chats=str(chats),
+        how=how,
+        steps=steps,
+        cache=None if cache is None else str(cache),
     )
+    launch(output.with_suffix(".py"), filled)
 
 
 def launch(script: Path, text: str) -> None:
@@ -70,6 +80,28 @@ def test_two_processes_give_the_weights_of_one(
         assert float((one[name] - two[name]).abs().max()) < 1e-5, name
     train(small_run(tmp_path / "other", chats, pace={"steps": 3}, seed=1), print)
     assert max(float((one[n] - w).abs().max()) for n, w in weights(tmp_path / "other").items()) > 1e-3
+
+
+def test_two_processes_share_the_work_of_the_cache(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder]
+) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=16)
+    train(small_run(tmp_path / "one", chats, data={"cache": tmp_path / "alone"}), print)
+    two_processes(tmp_path / "two", chats, "ddp", cache=tmp_path / "shared")
+    alone, shared = stored(tmp_path / "alone"), stored(tmp_path / "shared")
+    assert len(shared) == 2
+    assert {key for file in shared for key in file} == {key for file in alone for key in file}
+    assert sum(map(len, shared)) == sum(map(len, alone))
+    assert abs(len(shared[0]) - len(shared[1])) <= 1
+
+
+def stored(cache: Path) -> list[list[str]]:
+    """Keys of the conversations in each shard."""
+    found = []
+    for file in sorted(cache.glob("states-*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            found.append([key for key, _ in json.loads(tensors.metadata()["conversations"])])
+    return found
 
 
 def test_one_process_generates_and_the_others_wait_for_it(

@@ -129,6 +129,7 @@ def _schedule(parser: argparse.ArgumentParser) -> None:
     add("--micro-batch", type=int, default=4, metavar="N", help="sequences at a time; more accumulate")
     add("--learning-rate", type=float, default=6e-4, metavar="R", help="peak; cosine to 0")
     add("--warmup", type=float, default=0.04, metavar="SHARE", help="of the steps")
+    add("--cooldown", type=float, metavar="SHARE", help="of the steps: the peak until then, no cosine")
     add("--weight-decay", type=float, default=0.0, metavar="W")
     add("--clip", type=float, default=1.0, metavar="N", help="norm of the gradient at most")
     add("--muon", action="store_true", help="Muon for the backbone's matrices")
@@ -243,8 +244,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
     )
     same = (
         "target", "start", "anchors", "failed_anchors", "context_noise", "detach_confidence",
-        "learning_rate", "warmup", "clip", "muon", "muon_factor", "weight_decay", "micro_batch", "bf16",
-        "device", "dtype", "attention", "parallel", "seed", "packaging", "save_dtype", "tensorboard",
+        "learning_rate", "warmup", "cooldown", "clip", "muon", "muon_factor", "weight_decay", "micro_batch",
+        "bf16", "device", "dtype", "attention", "parallel", "seed", "packaging", "save_dtype", "tensorboard",
         "held_out_sequences", "accept_changes",
     )  # fmt: skip
     return Settings(

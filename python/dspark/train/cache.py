@@ -13,7 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dspark.errors import CapacityError, CheckpointError
-from dspark.train.data.conversations import Conversation
+from dspark.files import write_whole
+from dspark.train.data.conversations import Conversation, fingerprint
 from dspark.train.teacher import States, Teacher
 
 INDEX = "index.json"
@@ -32,30 +33,32 @@ def cache_bytes(conversations: Sequence[Conversation], taps: int, hidden_size: i
     return tokens * (2 * (taps + 1) * hidden_size + 4)
 
 
-def check_size(need: int, limit: int, directory: Path) -> None:
-    """
+def check_size(whole: int, need: int, limit: int, directory: Path) -> None:
+    """Of the `whole` cache, `need` bytes are still to be written.
+
     Raises:
-        CapacityError: the cache would be larger than `limit` bytes, or than the disk has room for.
+        CapacityError: the whole would be larger than `limit` bytes, or the disk has no room for the rest.
     """
-    if need > limit:
+    if whole > limit:
         raise CapacityError(
-            f"the cache of hidden states would take {need / 1e9:.1f} GB, more than the limit of "
+            f"the cache of hidden states would take {whole / 1e9:.1f} GB, more than the limit of "
             f"{limit / 1e9:.1f} GB: raise it, train on less, or compute them on the fly"
         )
     free = shutil.disk_usage(directory).free
     if need > free:
         raise CapacityError(
-            f"{directory}: the cache of hidden states would take {need / 1e9:.1f} GB and {free / 1e9:.1f} GB "
-            "are free"
+            f"{directory}: the cache of hidden states would take {need / 1e9:.1f} GB more and "
+            f"{free / 1e9:.1f} GB are free"
         )
 
 
 class StateCache:
     """States by conversation, in shards of safetensors. A shard is written whole or not at all, so that an
-    interrupted run goes on where it was; what is there is never computed again."""
+    interrupted run goes on where it was; what is there is never computed again. Shards are named by what they
+    hold: many processes may fill one directory, each its own share."""
 
-    def __init__(self, directory: Path, fingerprint: dict[str, Any]) -> None:
-        """`fingerprint` says whose states these are (target, taps, precision).
+    def __init__(self, directory: Path, whose: dict[str, Any]) -> None:
+        """`whose` says whose states these are (target, taps, precision).
 
         Raises:
             CheckpointError: the directory holds another teacher's.
@@ -65,13 +68,13 @@ class StateCache:
         said = directory / INDEX
         if said.exists():
             found = json.loads(said.read_text(encoding="utf-8"))
-            if found != fingerprint:
+            if found != whose:
                 raise CheckpointError(
-                    f"{said}: the hidden states there are of {found}, and {fingerprint} is wanted: name "
+                    f"{said}: the hidden states there are of {found}, and {whose} is wanted: name "
                     "another cache directory"
                 )
         else:
-            _write(said, json.dumps(fingerprint))
+            write_whole(said, json.dumps(whose))
         self._places: dict[str, tuple[Path, int, int]] = {}
         self._open: dict[Path, Any] = {}
         for file in sorted(directory.glob("states-*.safetensors")):
@@ -90,13 +93,12 @@ class StateCache:
         return [one for one in conversations if one.key() not in self._places]
 
     def fill(
-        self, conversations: Sequence[Conversation], teacher: Teacher, progress: Progress, at_once: int = 4
+        self, missing: Sequence[Conversation], teacher: Teacher, progress: Progress, at_once: int = 4
     ) -> None:
-        """Computes and stores what is missing."""
-        left = self.missing(conversations)
-        total, done = sum(len(one.tokens) for one in left), 0
-        for first in range(0, len(left), CONVERSATIONS_PER_SHARD):
-            shard = left[first : first + CONVERSATIONS_PER_SHARD]
+        """Computes and stores what is missing, or one process's share of it."""
+        total, done = sum(len(one.tokens) for one in missing), 0
+        for first in range(0, len(missing), CONVERSATIONS_PER_SHARD):
+            shard = missing[first : first + CONVERSATIONS_PER_SHARD]
             states: list[States] = []
             for start in range(0, len(shard), at_once):
                 part = shard[start : start + at_once]
@@ -116,9 +118,8 @@ class StateCache:
             "hidden": last.to(LAST),
             "normalisers": torch.cat([one.normalisers for one in states]).cpu(),
         }
-        number = len(list(self.directory.glob("states-*.safetensors")))
-        file = self.directory / f"states-{number:05d}.safetensors"
         keys = [(one.key(), len(one.tokens)) for one in shard]
+        file = self.directory / f"states-{fingerprint(key for key, _ in keys)}.safetensors"
         fresh = file.with_suffix(".new")
         save_file(tensors, fresh, metadata={"conversations": json.dumps(keys)})
         fresh.replace(file)
@@ -137,9 +138,3 @@ class StateCache:
             self._open[file] = safe_open(file, "pt")
         stored, rows = self._open[file], slice(start, start + length)
         return States(*(stored.get_slice(name)[rows] for name in ("taps", "hidden", "normalisers")))
-
-
-def _write(file: Path, text: str) -> None:
-    fresh = file.with_suffix(".new")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(file)

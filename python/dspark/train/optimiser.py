@@ -19,20 +19,28 @@ recipes keep them at Adam's high rate: with less the bias they learn stays small
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Warm-up over `warmup` of all steps, then a cosine to `floor` of the peak (DeepSpec: 0.04, to 0)."""
+    """Warm-up over `warmup` of all steps, then a cosine to `floor` of the peak (DeepSpec: 0.04, to 0).
+
+    With `cooldown`, a share of all steps, the rate stays at the peak until then and falls as 1 - sqrt
+    (arXiv 2405.18392): such a run can be made longer before it cools down.
+    """
 
     peak: float
     steps: int
     warmup: float = 0.04
     floor: float = 0.0
+    cooldown: float | None = None
 
     def at(self, step: int) -> float:
         """The rate of step 0, 1, ..."""
         warm = max(1, round(self.warmup * self.steps))
         if step < warm:
             return self.peak * (step + 1) / warm
-        done = min(1.0, (step - warm) / max(1, self.steps - warm))
-        return self.peak * (self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * done)))
+        share = 1.0 if self.cooldown is None else self.cooldown
+        start = max(warm, self.steps - round(share * self.steps))
+        done = min(1.0, max(0, step - start) / max(1, self.steps - start))
+        left = 0.5 * (1.0 + math.cos(math.pi * done)) if self.cooldown is None else 1.0 - math.sqrt(done)
+        return self.peak * (self.floor + (1.0 - self.floor) * left)
 
 
 class Optimiser:

@@ -23,12 +23,12 @@ from dspark.text import Tokenizer
 from dspark.train.cache import StateCache, cache_bytes, check_size
 from dspark.train.checkpoint import read_state
 from dspark.train.create import draft_from, new_draft
-from dspark.train.data.conversations import Conversation, frequent_tokens
+from dspark.train.data.conversations import Conversation, fingerprint, frequent_tokens
 from dspark.train.examples import StateSource
 from dspark.train.gather import directories, gather, generate
 from dspark.train.head import embeddings_and_head
 from dspark.train.report import Say
-from dspark.train.settings import Settings, fingerprint
+from dspark.train.settings import Settings
 from dspark.train.shape import draft_config, mask_token
 from dspark.train.teacher import Teacher
 from dspark.train.world import World
@@ -135,18 +135,19 @@ def states_of(settings: Settings, ready: Prepared, say: Say) -> StateSource:
         "dtype": str(ready.target.dtype),
         "normalisers": "float32",
     }
-    if ready.world.is_main:
-        cache = StateCache(directory, said)
-        missing = cache.missing(ready.trained)
-        whole_size = cache_bytes(ready.trained, len(config.target_layer_ids), config.target_hidden_size)
-        need = cache_bytes(missing, len(config.target_layer_ids), config.target_hidden_size)
-        say(
-            f"hidden states take {whole_size / 1e9:.2f} GB in {directory}, of which {need / 1e9:.2f} GB are "
-            "to be computed"
-        )
-        check_size(whole_size, settings.data.cache_limit, directory)
-        cache.fill(ready.trained, teacher, _progress(say))
-    ready.world.wait()
+    world = ready.world
+    taps, width = len(config.target_layer_ids), config.target_hidden_size
+    cache = StateCache(directory, said)
+    missing = cache.missing(ready.trained)
+    whole_size, need = cache_bytes(ready.trained, taps, width), cache_bytes(missing, taps, width)
+    say(
+        f"hidden states take {whole_size / 1e9:.2f} GB in {directory}, of which {need / 1e9:.2f} GB are to "
+        "be computed"
+    )
+    check_size(whole_size, need, settings.data.cache_limit, directory)
+    world.wait()  # all have seen the same cache, and share what is missing
+    cache.fill(missing[world.rank :: world.size], teacher, _progress(say))
+    world.wait()
     return StateCache(directory, said)
 
 

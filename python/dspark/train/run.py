@@ -87,7 +87,7 @@ def _train(settings: Settings, ready: Prepared, say: Say) -> dict[str, Any]:
         ready.trained,
         world,
         pace=settings.pace,
-        rate=Rate(settings.learning_rate, settings.pace.steps, settings.warmup),
+        rate=Rate(settings.learning_rate, settings.pace.steps, settings.warmup, cooldown=settings.cooldown),
         clip=settings.clip,
         seed=settings.seed,
         evaluate=lambda: (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +59,8 @@ class Settings:
         shape: of a new draft; start: or a draft to go on from; start_layers: the target's layers that a new
             draft's start as copies of, its final norm with them.
         anchors: blocks per sequence. failed_anchors: share of them where verify passes failed.
-        context_noise: see `noisy`. learning_rate, warmup, clip, muon, weight_decay, betas: of the optimiser.
+        context_noise: see `noisy`. learning_rate, warmup, cooldown: see `Rate`. clip, muon, muon_factor,
+            weight_decay, betas: of the optimiser.
         micro_batch: sequences at a time. bf16: autocast. attention: see `dspark.train.attention`.
         parallel: "ddp" or "fsdp". packaging, save_dtype, save_head: see `save_draft`.
         held_out_sequences, held_out_anchors, temperatures: what an evaluation measures.
@@ -80,6 +80,7 @@ class Settings:
     detach_confidence: bool = False
     learning_rate: float = 6e-4
     warmup: float = 0.04
+    cooldown: float | None = None
     clip: float = 1.0
     muon: bool = False
     muon_factor: float = 1.0
@@ -119,6 +120,8 @@ class Settings:
         for name, share in (("held_out", self.data.held_out), ("failed_anchors", self.failed_anchors)):
             if not 0.0 <= share < 1.0 and not (name == "failed_anchors" and share == 1.0):
                 raise ConfigError(f"{name} is {share}; expected a share from 0 to below 1")
+        if self.cooldown is not None and not 0.0 < self.cooldown <= 1.0:
+            raise ConfigError(f"cooldown is {self.cooldown}; expected a share above 0 and at most 1")
         for name, chosen, known in (
             ("position_weights", self.goal.position_weights, ("decay", "dpace")),
             ("attention", KINDS[0] if self.attention is None else self.attention, KINDS),
@@ -147,8 +150,3 @@ class Settings:
         values |= {"steps": self.pace.steps, "sequences": self.pace.sequences}
         plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
         return plain
-
-
-def fingerprint(keys: list[str]) -> str:
-    """Of the conversations in their order."""
-    return hashlib.blake2b("".join(keys).encode(), digest_size=8).hexdigest()

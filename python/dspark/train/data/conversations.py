@@ -65,6 +65,11 @@ def _digest(tokens: Tokens) -> bytes:
     return hashlib.blake2b(tokens.astype("<u4").tobytes(), digest_size=16).digest()
 
 
+def fingerprint(keys: Iterable[str]) -> str:
+    """Of conversations, by their keys in order."""
+    return hashlib.blake2b("".join(keys).encode(), digest_size=8).hexdigest()
+
+
 @dataclass(slots=True)
 class Sieve:
     """Lets through what is worth training on, and counts the rest."""
