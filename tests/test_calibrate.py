@@ -85,10 +85,21 @@ def test_writes_the_file_beside_the_draft_and_keeps_what_is_there(draft, few, pr
     for stored, shown in zip(written[1:], said["regimes"], strict=True):
         assert list(stored.temperatures) == shown["temperatures"] and stored.block_size == 7
         assert stored.target == "tiny" and stored.ece_after == round(shown["after"]["overall"]["ece"], 5)
+        assert list(stored.acceptance_by_position) == shown["acceptance_by_position"]
+        assert 0.0 < stored.acceptance_by_position[0] < 1.0
         assert stored.rounds == shown["rounds"] > 0 and shown["held_out_rounds"] > 0
         assert len(shown["before"]["survival"]) == len(shown["after"]["confidence"]) == 7
     assert plot.read_text().lstrip().startswith("<?xml")
     assert [p.name for p in draft.iterdir() if "calibration" in p.name] == ["calibration.json"]
+
+
+def test_the_engine_starts_from_the_acceptance_that_was_found(models):
+    known = replace(entry(), acceptance_by_position=(0.5, 0.25))
+    [(temperature, found)] = in_force(Options(), replace(models, calibrations=(known,))).calibrations
+    assert temperature == 0.0 and found.acceptance == [0.5, 0.25]
+    # Files of before have none.
+    [(_, found)] = in_force(Options(), replace(models, calibrations=(entry(),))).calibrations
+    assert found.acceptance == []
 
 
 def test_prints_a_table(draft, few, prompts):
@@ -194,6 +205,8 @@ BROKEN = [
     ),
     (broken(temperatures=[1.0] * 6 + [0]), "temperatures must be a list of numbers above 0"),
     (broken(temperatures=[10**400] * 7), "temperatures must be a list of numbers above 0"),
+    (broken(acceptance_by_position=[0.5] * 8), "acceptance_by_position must be a list of at most 7 numbers"),
+    (broken(acceptance_by_position=[1.5]), "acceptance_by_position must be a list of numbers from 0 to 1"),
     (broken(temperatures=[1.0] * 6, block_size=6), r"block_size must be 7, .* found 6"),
     (broken(temperatures=[1.0] * 8, block_size=8), r"block_size must be 7, .* found 8"),
     ({"version": 1, "entries": [entry().to_json()] * 2}, r"entries\[0\] and entries\[1\] are both for"),

@@ -95,6 +95,8 @@ def test_a_position_that_is_reached_too_rarely_is_left_alone():
     assert 0 < often < 7 and reached[often - 1] >= 30 > reached[often]
     fitted = fit_regime(Regime(acceptance="rejection", temperature=0.7), rounds)
     assert 0 < fitted.positions <= often and fitted.to_json()["fitted_positions"] == fitted.positions
+    kept = [(rounds.accepted > k).sum() / reached[k] for k in range(fitted.positions)]
+    assert fitted.acceptance == pytest.approx(kept, abs=1e-4)
     assert fitted.temperatures[0] > 1.5 and fitted.temperatures[fitted.positions :] == [1.0] * (
         7 - fitted.positions
     )

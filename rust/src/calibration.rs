@@ -21,6 +21,14 @@ pub enum CalibrationError {
         /// What was given.
         found: f64,
     },
+    /// More positions than the block has, or a share that is none.
+    #[error("calibration acceptance must be at most {gamma} numbers from 0 to 1, found {found:?}")]
+    Acceptance {
+        /// What was given.
+        found: Vec<f64>,
+        /// Positions of the block.
+        gamma: usize,
+    },
 }
 
 /// One temperature for each position of the block; it divides the logit of the confidence there.
@@ -31,6 +39,7 @@ pub enum CalibrationError {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calibration {
     temperatures: Vec<f64>,
+    acceptance: Vec<f64>,
 }
 
 impl Calibration {
@@ -45,8 +54,27 @@ impl Calibration {
         }
         match temperatures.iter().position(|t| !(t.is_finite() && *t > 0.0)) {
             Some(slot) => Err(CalibrationError::Temperature { slot, found: temperatures[slot] }),
-            None => Ok(Self { temperatures }),
+            None => Ok(Self { temperatures, acceptance: Vec::new() }),
         }
+    }
+
+    /// Adds how often each position was kept where the one before it was, in the rounds that this was fitted to; as
+    /// many positions as are known.
+    ///
+    /// # Errors
+    /// [`CalibrationError::Acceptance`] for more than the block has, or a number outside of [0, 1].
+    pub fn with_acceptance(mut self, acceptance: Vec<f64>) -> Result<Self, CalibrationError> {
+        let gamma = self.temperatures.len();
+        if acceptance.len() > gamma || acceptance.iter().any(|share| !(0.0..=1.0).contains(share)) {
+            return Err(CalibrationError::Acceptance { found: acceptance, gamma });
+        }
+        self.acceptance = acceptance;
+        Ok(self)
+    }
+
+    /// See [`Calibration::with_acceptance`]; empty if it is not known.
+    pub fn acceptance(&self) -> &[f64] {
+        &self.acceptance
     }
 
     /// The temperatures, one for each position.
@@ -120,6 +148,16 @@ mod tests {
         for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let error = Calibration::new(vec![1.0, bad], 2).unwrap_err();
             assert!(matches!(error, CalibrationError::Temperature { slot: 1, .. }), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_acceptance_that_is_none_is_refused() {
+        let fitted = || Calibration::new(vec![1.0; 2], 2).unwrap();
+        assert_eq!(fitted().with_acceptance(vec![0.5]).unwrap().acceptance(), [0.5]);
+        for bad in [vec![0.5; 3], vec![1.1], vec![f64::NAN]] {
+            let error = fitted().with_acceptance(bad).unwrap_err();
+            assert!(error.to_string().starts_with("calibration acceptance must be at most 2 numbers"));
         }
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,13 @@ class JudgedRounds:
     def is_reached(self, k: int) -> Outcomes:
         """`[rounds]`: whether position k was judged and everything before it accepted."""
         return (self.judged > k) & (self.accepted >= k)
+
+    def acceptance(self, positions: int) -> list[float]:
+        """Of the first positions: how often the token was accepted where the ones before it were; ends before
+        the first that was never reached."""
+        reached = (self.is_reached(k) for k in range(positions))
+        known = enumerate(itertools.takewhile(np.any, reached))
+        return [float(self.survived(k)[rows].mean()) for k, rows in known]
 
     def survived(self, k: int) -> Outcomes:
         """`[rounds]`: whether the tokens up to position k, itself included, were accepted."""

@@ -28,6 +28,8 @@ class Fitted:
 
     regime: Regime
     temperatures: list[float]
+    acceptance: list[float]
+    """How often each position was kept where the one before it was; of all rounds."""
     positions: int
     """The first so many were fitted; those behind them were reached too rarely, and keep 1."""
     rounds: int
@@ -45,6 +47,7 @@ class Fitted:
         return {
             **self.regime.to_json(),
             "temperatures": self.temperatures,
+            "acceptance_by_position": self.acceptance,
             "fitted_positions": self.positions,
             "rounds": self.rounds,
             "held_out_rounds": self.before.survival[0].count,
@@ -124,5 +127,6 @@ def fit_regime(regime: Regime, rounds: JudgedRounds) -> Fitted:
         )
     temperatures = [round(t, 4) for t in fit_temperatures(to_fit, positions)]
     temperatures += [1.0] * (rounds.gamma - positions)
+    acceptance = [round(share, 4) for share in rounds.acceptance(positions)]
     before, after = score(held_out), score(held_out, temperatures)
-    return Fitted(regime, temperatures, positions, len(to_fit), before, after)
+    return Fitted(regime, temperatures, acceptance, positions, len(to_fit), before, after)

@@ -54,8 +54,11 @@ class Entry:
     """Tokens drafted per block."""
     temperatures: tuple[float, ...]
     """One for each of them."""
+    acceptance_by_position: tuple[float, ...] = ()
+    """How often each position was kept where the one before it was, as far as enough rounds say: from this
+    the throughput policy starts."""
     rounds: int
-    """Rounds that they were fitted to."""
+    """Rounds that the temperatures were fitted to."""
     ece_before: float | None
     """Calibration error of the survivals on other rounds, all positions together."""
     ece_after: float | None
@@ -71,7 +74,8 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         """The entry as it is stored."""
         own = {name: getattr(self, name) for name in self.__slots__ if name != "regime"}
-        return {**self.regime.to_json(), **own, "temperatures": list(self.temperatures)}
+        lists = {name: list(own[name]) for name in ("temperatures", "acceptance_by_position")}
+        return {**self.regime.to_json(), **own, **lists}
 
 
 def read_calibrations(path: Path) -> list[Entry]:
@@ -130,6 +134,7 @@ def _entry(file: ConfigFile) -> Entry:
         ),
         block_size=block_size,
         temperatures=_temperatures(file, block_size),
+        acceptance_by_position=_acceptance(file, block_size),
         rounds=_whole(file, "rounds"),
         ece_before=_optional_number(file, "ece_before"),
         ece_after=_optional_number(file, "ece_after"),
@@ -175,6 +180,16 @@ def _temperatures(file: ConfigFile, block_size: int) -> tuple[float, ...]:
     for value in values:
         if not _is_number(value) or value <= 0:
             raise file.wrong("temperatures", "a list of numbers above 0", values)
+    return tuple(float(value) for value in values)
+
+
+def _acceptance(file: ConfigFile, block_size: int) -> tuple[float, ...]:
+    """Files of before it was known have none."""
+    values = file.raw("acceptance_by_position") or []
+    if not isinstance(values, list) or len(values) > block_size:
+        raise file.wrong("acceptance_by_position", f"a list of at most {block_size} numbers", values)
+    if not all(_is_number(value) and 0.0 <= value <= 1.0 for value in values):
+        raise file.wrong("acceptance_by_position", "a list of numbers from 0 to 1", values)
     return tuple(float(value) for value in values)
 
 

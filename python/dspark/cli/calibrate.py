@@ -132,6 +132,7 @@ def entry_of(fitted: Fitted, target: str) -> Entry:
         regime=fitted.regime,
         block_size=len(fitted.temperatures),
         temperatures=tuple(fitted.temperatures),
+        acceptance_by_position=tuple(fitted.acceptance),
         rounds=fitted.rounds,
         ece_before=None if before is None else round(before, 5),
         ece_after=None if after is None else round(after, 5),

@@ -110,7 +110,11 @@ def choose(entries: Sequence[Entry], options: Options, models: Models) -> list[E
 
 def _of_entries(source: str, entries: Sequence[Entry]) -> InForce:
     calibrations = [
-        (e.regime.temperature, _core.Calibration(list(e.temperatures), e.block_size)) for e in entries
+        (
+            e.regime.temperature,
+            _core.Calibration(list(e.temperatures), e.block_size, list(e.acceptance_by_position)),
+        )
+        for e in entries
     ]
     return InForce(calibrations, {"source": source, "regimes": [str(e.regime) for e in entries]})
 

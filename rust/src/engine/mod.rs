@@ -29,7 +29,7 @@ pub use stats::{PageCounts, Percentiles, Stats, StatsBoard};
 pub use stop_text::{Detokenizer, StopText};
 
 use crate::accept::Rule;
-use crate::calibration::Calibration;
+use crate::calibration::{Calibration, at_temperature};
 use crate::schedule::{Planner, Policy};
 use active::{Active, end_unserved};
 use cached::Forks;
@@ -95,10 +95,16 @@ impl<M: ModelRunner> Engine<M> {
     /// An engine with nothing to do.
     pub fn new(config: EngineConfig, runner: M, queue: Arc<Queue>, stats: Arc<StatsBoard>) -> Self {
         let forks = if runner.forks_at_parts() { Forks::AtParts } else { Forks::Anywhere };
+        let mut planner = Planner::new(config.policy.clone(), config.rule, config.gamma);
+        for (greedy, temperature) in [(true, 0.0), (false, 1.0)] {
+            if let Some(calibration) = at_temperature(&config.calibrations, temperature) {
+                planner.expect(greedy, calibration.acceptance());
+            }
+        }
         Engine {
             forks,
             pages: Pages::new(config.max_kv_tokens),
-            planner: Planner::new(config.policy.clone(), config.rule, config.gamma),
+            planner,
             config,
             runner,
             queue,

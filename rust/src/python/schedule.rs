@@ -114,14 +114,22 @@ pub struct PyCalibration(pub(super) Calibration);
 #[pymethods]
 impl PyCalibration {
     #[new]
-    fn new(temperatures: Vec<f64>, block_size: usize) -> PyResult<Self> {
-        Calibration::new(temperatures, block_size).map(PyCalibration).map_err(refused)
+    #[pyo3(signature = (temperatures, block_size, acceptance = vec![]))]
+    fn new(temperatures: Vec<f64>, block_size: usize, acceptance: Vec<f64>) -> PyResult<Self> {
+        let calibration = Calibration::new(temperatures, block_size).map_err(refused)?;
+        calibration.with_acceptance(acceptance).map(PyCalibration).map_err(refused)
     }
 
     /// The temperatures.
     #[getter]
     fn temperatures(&self) -> Vec<f64> {
         self.0.temperatures().to_vec()
+    }
+
+    /// How often each position was kept where the one before it was, as far as it is known.
+    #[getter]
+    fn acceptance(&self) -> Vec<f64> {
+        self.0.acceptance().to_vec()
     }
 
     /// Calibrated confidences of a block or its beginning.

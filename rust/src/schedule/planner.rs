@@ -76,6 +76,12 @@ impl Planner {
         planner
     }
 
+    /// Before the first round: how often positions of greedy or of sampled requests are kept, if the ones before them
+    /// are, by a calibration.
+    pub fn expect(&mut self, greedy: bool, acceptance: &[f64]) {
+        self.regimes[regime(greedy)].expect(acceptance);
+    }
+
     /// Goes on with another policy. What is known of drafts stays, and how long to wait for the next try; costs start
     /// from the policy's table.
     pub fn set_policy(&mut self, policy: Policy) {

@@ -25,6 +25,23 @@ fn looks_ahead_only_where_it_may() {
     assert_eq!(plans(Rule::Rejection, false, Some(NonZeroUsize::MIN)), [0, 2]);
 }
 
+/// Tokens that the first round of all drafts.
+fn first_depth(acceptance: &[f64]) -> usize {
+    let cost = CostTable::new(&[(1, 1.0), (2, 1.4), (3, 1.8), (4, 2.2)]).unwrap();
+    let mut planner = Planner::new(Policy::Throughput { cost, lag: None }, Rule::Rejection, 3);
+    planner.expect(false, acceptance);
+    let mut track = Track::default();
+    planner.depths(&mut [Prospect { room: 3, greedy: false, track: &mut track }])[0].tokens
+}
+
+#[test]
+fn a_calibration_says_what_the_first_rounds_expect() {
+    assert_eq!(first_depth(&[]), 2, "not knowing, it hopes");
+    assert_eq!(first_depth(&[0.3]), 0);
+    assert_eq!(first_depth(&[0.7, 0.2]), 1);
+    assert_eq!(first_depth(&[0.9]), 3);
+}
+
 #[test]
 fn other_policies_verify_what_was_drafted() {
     for policy in [Policy::Fixed, Policy::Threshold(0.9)] {

@@ -11,6 +11,8 @@ const SHRINKAGE: f64 = 10.0;
 const LONGEST_PAUSE: u32 = 64;
 /// What is thought of drafts before any was seen, and how many observations it is worth.
 const PRIOR: (f64, f64) = (0.8, 4.0);
+/// What the acceptance found by a calibration is worth, in observations: it is of other prompts.
+const CALIBRATED: f64 = 20.0;
 
 /// Accepted and seen, by position of the block, both fading: of the times that a position's prefix was kept, how
 /// often was it.
@@ -130,6 +132,15 @@ impl Regime {
         let mut tally = Tally::default();
         tally.grow(gamma, PRIOR.0 * PRIOR.1, PRIOR.1);
         Self { tally, tells: vec![Tells::default(); gamma] }
+    }
+
+    /// Starts from the acceptance that a calibration found; behind its last position it is taken to be the same.
+    pub(super) fn expect(&mut self, acceptance: &[f64]) {
+        let Some(&last) = acceptance.last() else { return };
+        let known = acceptance.iter().copied().chain(std::iter::repeat(last));
+        for ((hits, seen), kept) in self.tally.hits.iter_mut().zip(&mut self.tally.seen).zip(known) {
+            (*hits, *seen) = (CALIBRATED * kept, CALIBRATED);
+        }
     }
 
     pub(super) fn add(&mut self, outcome: &Outcome<'_>) {
