@@ -8,7 +8,7 @@
 #   STEPS   length of the whole run: the rate stays at its peak, and falls to nothing over the last COOLDOWN of
 #           them. Before that, EXTRA=--accept-changes takes another length
 #   PROMPTS how many prompts the target makes up and answers itself, beside DATA
-#   PROCESSES  2 shares hidden states and steps between two processes of a thread each (torchrun)
+#   THREADS, PROCESSES  more than one thread, or several processes (torchrun) that share hidden states and steps
 #
 # Costs in seconds of one core with AVX512-BF16: 2.0 a step (four conversations of 96 blocks, three layers, 12,288
 # tokens, of which Muon takes 0.4; 1.05 with two layers, 8,192 tokens and AdamW), 1.5 per 1,000 tokens of hidden states, about 4 per 1,000
@@ -25,7 +25,7 @@ read -r -a files <<<"${DATA:?name the conversations: DATA="a.safetensors b.safet
 mkdir -p "$RUN"
 common=(
   --target smollm2 --output "$RUN" --data "${files[@]}"
-  --max-length 384 --dtype bfloat16 --bf16 --threads 1 --seed 1
+  --max-length 384 --dtype bfloat16 --bf16 --threads "${THREADS:-1}" --seed 1
 )
 if [ "$PROMPTS" -gt 0 ]; then
   common+=(
@@ -38,10 +38,10 @@ if [ "${PROCESSES:-1}" -gt 1 ]; then
   launch=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$PROCESSES" -m dspark.cli)
 fi
 exec nice -n "${NICE:-19}" "${launch[@]}" train "${common[@]}" \
-  --layers "${LAYERS:-3}" --taps 1 8 15 21 27 --block-size 7 --mask-token-id 6 \
+  --layers "${LAYERS:-3}" --taps 1 8 15 21 27 --block-size 5 --decay 2 --mask-token-id 6 \
   --vocabulary "${VOCABULARY:-12288}" --markov-rank 64 --lean \
   --anchors 96 --sequences 4 --micro-batch 4 --steps "$STEPS" \
-  --learning-rate "${RATE:-1e-3}" --muon --warmup 0.02 --cooldown "${COOLDOWN:-0.2}" --early-ce 0.5 \
+  --learning-rate "${RATE:-1e-3}" --muon --warmup 0.02 --cooldown "${COOLDOWN:-0.2}" --early-ce 0.5 --early-share 0.09 \
   --cache "${CACHE:-$RUN/states}" --cache-limit "${CACHE_GB:-34}" \
   --report-every 50 --evaluate-every 1000 --checkpoint-minutes 10 --held-out-sequences 32 \
   ${HOURS:+--stop-after "$HOURS"} ${EXTRA:-}

@@ -30,7 +30,7 @@ def test_json_and_what_is_kept(cache: Path) -> None:
     shown = json.loads(out)
     assert shown.keys() == {
         *("target", "draft", "dtype", "draft_dtype", "threads", "torch", "device", "passes", "draft_passes"),
-        *("chain_seconds_per_token", "feed_seconds_per_token", "context", "measured_s", "kept", "file"),
+        *("chain_seconds_per_token", "context", "measured_s", "kept", "file"),
     }
     assert [entry["tokens"] for entry in shown["passes"] if entry["requests"] == 1] == [1, 2, 4, 8, 16]
     for entry in shown["passes"]:

@@ -108,7 +108,8 @@ def _objective(parser: argparse.ArgumentParser) -> None:
     add("--confidence", type=float, default=1.0, metavar="A", help="factor of the confidence loss")
     add("--decay", type=float, default=4.0, metavar="G", help="slot k weighs exp(-k / G); 0: all alike")
     add("--dpace", action="store_true", help="weigh slots by the chance of reaching them instead")
-    add("--early-ce", type=float, metavar="A", help="factor of the cross-entropy in the first quarter")
+    add("--early-ce", type=float, metavar="A", help="factor of the cross-entropy in the first part")
+    add("--early-share", type=float, default=0.25, metavar="SHARE", help="of the steps: the first part")
     add("--detach-confidence", action="store_true", help="keep the confidence loss out of the backbone")
     add("--anchors", type=int, default=512, metavar="N", help="blocks per sequence")
     add(
@@ -233,6 +234,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         decay=options.decay,
         position_weights="dpace" if options.dpace else "decay",
         early_cross_entropy=options.early_ce,
+        early_share=options.early_share,
     )
     pace = Pace(
         steps=options.steps,

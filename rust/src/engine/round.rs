@@ -151,7 +151,6 @@ impl<M: ModelRunner> Engine<M> {
         // Also for nobody: the runner lets go of what the pass left of those that ended.
         self.runner.commit(&kept)?;
         let spent = charge(self.active.iter_mut(), |timing| &mut timing.draft, started);
-        time.committed = kept.iter().map(|(_, rows)| rows).sum();
         time.feed = spent.as_secs_f64();
         self.stats.add(|stats| {
             stats.draft += spent;

@@ -40,20 +40,18 @@ impl PyCostTable {
 
     /// A table from timed target passes `(tokens, requests, seconds)`: f(tokens) + a * requests by least squares of
     /// the relative errors, f never falling, a at least 0. `draft` as in the constructor; `token_seconds` is the
-    /// chain's time for each drafted token, `feed_seconds` the context's for each committed one, `round_seconds` the
-    /// rest of a round.
+    /// chain's time for each drafted token, `round_seconds` the rest of a round.
     #[staticmethod]
-    #[pyo3(signature = (passes, *, draft = vec![], token_seconds = 0.0, feed_seconds = 0.0, round_seconds = 0.0))]
+    #[pyo3(signature = (passes, *, draft = vec![], token_seconds = 0.0, round_seconds = 0.0))]
     fn fit(
         passes: Vec<(usize, usize, f64)>,
         draft: Vec<(usize, f64)>,
         token_seconds: f64,
-        feed_seconds: f64,
         round_seconds: f64,
     ) -> PyResult<Self> {
         CostTable::fit(&passes)
             .and_then(|table| table.with_draft(&draft)?.with_token_seconds(token_seconds))
-            .and_then(|table| table.with_feed_seconds(feed_seconds)?.with_round_seconds(round_seconds))
+            .and_then(|table| table.with_round_seconds(round_seconds))
             .map(PyCostTable)
             .map_err(refused)
     }
@@ -80,12 +78,6 @@ impl PyCostTable {
     #[getter]
     fn token_seconds(&self) -> f64 {
         self.0.token_seconds()
-    }
-
-    /// The context's time for each committed token.
-    #[getter]
-    fn feed_seconds(&self) -> f64 {
-        self.0.feed_seconds()
     }
 
     /// What every round costs however little it does.

@@ -33,7 +33,7 @@ impl Hope<'_> {
 pub struct Choice {
     /// Tokens to draft, one entry for each hope.
     pub lengths: Vec<usize>,
-    /// Expected tokens per second; the context feed apart, which no plan changes.
+    /// Expected tokens per second.
     pub rate: f64,
     /// The same of decoding without a draft.
     pub plain: f64,

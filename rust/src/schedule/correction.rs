@@ -13,8 +13,10 @@ pub(super) struct Correction {
     seen: Vec<u32>,
 }
 
-/// An offset never says more than odds of 20 to 1.
-const LIMIT: f64 = 3.0;
+/// An offset never says more than odds of 400 to 1.
+const LIMIT: f64 = 6.0;
+/// Observations of a position that weigh as much as what is known of the one before it.
+const OWN: f64 = 8.0;
 /// The first step and the last, and how many observations lie between.
 const STEPS: (f64, f64, f64) = (0.3, 0.02, 15.0);
 
@@ -37,11 +39,12 @@ impl Correction {
             self.seen[slot] = self.seen[slot].saturating_add(1);
             self.offsets[slot] = (self.offsets[slot] + step * (kept - f64::from(c))).clamp(-LIMIT, LIMIT);
         }
-        // A head that is off is off everywhere: a position that was never judged takes after the one before it, or
+        // A head that is off is off everywhere: a position that was rarely judged takes after the one before it, or
         // it might never be found worth judging.
         for slot in 1..self.offsets.len() {
-            if self.seen[slot] == 0 {
-                self.offsets[slot] = self.offsets[slot - 1];
+            let own = f64::from(self.seen[slot]) / OWN;
+            if own < 1.0 {
+                self.offsets[slot] = own * self.offsets[slot] + (1.0 - own) * self.offsets[slot - 1];
             }
         }
     }
@@ -76,16 +79,19 @@ mod tests {
             let offset = converge(bias, 500);
             assert!((offset + bias).abs() < 0.12, "bias {bias}: offset {offset}");
         }
-        assert_eq!(converge(9.0, 2000).abs().clamp(2.99, 3.0), converge(9.0, 2000).abs());
+        assert_eq!(converge(12.0, 2000).abs().clamp(5.99, 6.0), converge(12.0, 2000).abs());
     }
 
     #[test]
     fn positions_that_were_not_reached_teach_nothing_and_follow() {
         let mut correction = Correction::new(4);
-        correction.add(&Outcome { drafted: 4, confidences: &[0.5; 4], verified: 3, accepted: 1 });
+        let outcome = Outcome { drafted: 4, confidences: &[0.5; 4], verified: 3, accepted: 1 };
+        correction.add(&outcome);
+        assert!(correction.offsets().iter().all(|&x| x > 0.0), "one observation of a position is hardly any");
+        (0..20).for_each(|_| correction.add(&outcome));
         let signs: Vec<f64> = correction.offsets().iter().map(|x| x.signum()).collect();
         assert_eq!(signs, [1.0, -1.0, -1.0, -1.0]);
-        assert_eq!(correction.seen, [1, 1, 0, 0]);
+        assert_eq!(correction.seen, [21, 21, 0, 0]);
         let [_, judged, other, last] = correction.offsets() else { panic!("four positions") };
         assert!(judged == other && other == last, "what was never judged takes after the one before it");
     }

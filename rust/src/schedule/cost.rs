@@ -70,10 +70,11 @@ pub struct CostPoint {
 /// | part | seconds |
 /// |---|---|
 /// | target pass | f(tokens) + a * requests; f never falls |
-/// | draft pass | g(drafting requests); g never falls, 0 where nobody drafts |
+/// | draft pass, and the feed of its context with what the round keeps | g(drafting requests); g never falls, 0 where nobody drafts |
 /// | Markov chain | a constant per drafted token |
-/// | context feed | a constant per committed token, with and without a draft |
 /// | the rest | a constant |
+///
+/// A round without a draft feeds nothing: its tokens wait, and go through in one pass if drafting resumes.
 ///
 /// A wider pass that was measured faster is noise (or a kernel that should have been used for the narrow one), and
 /// is pooled with its neighbours. Between points the curves are linear, below the first constant; beyond the last
@@ -84,7 +85,6 @@ pub struct CostTable {
     pub(super) draft: Option<Curve>,
     pub(super) request_seconds: f64,
     pub(super) token_seconds: f64,
-    pub(super) feed_seconds: f64,
     pub(super) round_seconds: f64,
 }
 
@@ -110,14 +110,7 @@ impl CostTable {
 
     /// A table of a pass and nothing else.
     pub(super) fn of(pass: Curve) -> Self {
-        Self {
-            pass,
-            draft: None,
-            request_seconds: 0.0,
-            token_seconds: 0.0,
-            feed_seconds: 0.0,
-            round_seconds: 0.0,
-        }
+        Self { pass, draft: None, request_seconds: 0.0, token_seconds: 0.0, round_seconds: 0.0 }
     }
 
     /// Adds what every round costs however little is verified: the loop itself.
@@ -135,7 +128,7 @@ impl CostTable {
         Ok(self)
     }
 
-    /// Adds draft passes, as (drafting requests, seconds) in any order. Without points drafting counts as free.
+    /// Adds draft passes with their feeds, as (drafting requests, seconds) in any order. Without points drafting counts as free.
     ///
     /// # Errors
     /// As [`CostTable::new`], but no points are none.
@@ -149,12 +142,6 @@ impl CostTable {
     /// Adds what the chain takes for each drafted token.
     pub fn with_token_seconds(mut self, seconds: f64) -> Result<Self, CostError> {
         self.token_seconds = extra("the cost of a drafted token", seconds)?;
-        Ok(self)
-    }
-
-    /// Adds what the draft's context takes for each committed token.
-    pub fn with_feed_seconds(mut self, seconds: f64) -> Result<Self, CostError> {
-        self.feed_seconds = extra("the cost of a committed token", seconds)?;
         Ok(self)
     }
 
@@ -178,11 +165,6 @@ impl CostTable {
         self.token_seconds
     }
 
-    /// Seconds of the context feed for each committed token.
-    pub fn feed_seconds(&self) -> f64 {
-        self.feed_seconds
-    }
-
     /// What every round costs however little it does.
     pub fn fixed_seconds(&self) -> f64 {
         self.round_seconds
@@ -193,8 +175,7 @@ impl CostTable {
         self.pass.at(tokens as f64)
     }
 
-    /// Seconds of a round that drafts nothing and whose target pass holds `tokens` tokens of `requests` requests;
-    /// the context feed apart, which is paid for each committed token whatever the plan.
+    /// Seconds of a round that drafts nothing and whose target pass holds `tokens` tokens of `requests` requests.
     pub fn round_seconds(&self, tokens: usize, requests: usize) -> f64 {
         self.pass_seconds(tokens) + self.round_seconds + self.request_seconds * requests as f64
     }

@@ -27,9 +27,11 @@ pub struct Depth {
 }
 
 /// How often a drafting request looks at the whole block again, in rounds: with confidences a look costs a few steps
-/// of the chain; without, it costs rows of the target, and goes two positions further at most.
+/// of the chain. And how often the target looks two positions further than it would, whatever the confidences say.
 const LOOK: u32 = 16;
-const BLIND_LOOK: u32 = 64;
+const DEEP_LOOK: u32 = 64;
+/// The engine's first blocks are verified as far as they were drafted: a head is not believed before it was seen.
+const UNKNOWN: u32 = 16;
 
 impl Planner {
     /// Tokens to draft for each running request, decided from past rounds only.
@@ -77,15 +79,17 @@ impl Planner {
             let average = &average[regime(greedy)];
             if tokens > 0 {
                 pause.reset();
-                let look = if self.has_confidence { LOOK } else { BLIND_LOOK };
-                depths[r].tokens = match (*drafted % look == look - 1, self.has_confidence) {
-                    (false, _) => tokens,
-                    (true, true) => room,
-                    (true, false) => {
-                        self.forced[r] = room.min(tokens + 2);
-                        self.forced[r]
-                    }
-                };
+                depths[r].tokens = tokens;
+                if self.has_confidence && *drafted % LOOK == LOOK - 1 {
+                    depths[r].tokens = room;
+                }
+                if self.regimes[regime(greedy)].blocks < UNKNOWN {
+                    self.forced[r] = tokens;
+                }
+                if *drafted % DEEP_LOOK == DEEP_LOOK - 1 {
+                    self.forced[r] = room.min(tokens + 2);
+                    depths[r].tokens = depths[r].tokens.max(self.forced[r]);
+                }
             } else if !is_plain && pause.is_over() {
                 let (tokens, price) = attempt(running, *hope, cost, choice.rate);
                 pause.try_for(price);

@@ -25,9 +25,7 @@ pub struct RoundTime {
     pub tokens: usize,
     /// See `tokens`.
     pub verify: f64,
-    /// Tokens handed to the draft's context, and the seconds of that.
-    pub committed: usize,
-    /// See `committed`.
+    /// Seconds of handing what was kept to the contexts of those who drafted.
     pub feed: f64,
     /// The whole round.
     pub total: f64,
@@ -84,15 +82,15 @@ impl LiveCosts {
             self.pass.add(round.tokens, (round.verify / expected).ln());
         }
         if round.drafting > 0 && is_time(round.draft) {
+            let seconds = round.draft + round.feed;
             // A table that says nothing of drafting starts at the first pass.
             let start = self.start.draft.get_or_insert_with(|| {
-                Curve::through(&[Point { x: round.drafting as f64, y: round.draft, weight: 1.0 }])
+                Curve::through(&[Point { x: round.drafting as f64, y: seconds, weight: 1.0 }])
             });
-            self.draft.add(round.drafting, (round.draft / start.at(round.drafting as f64)).ln());
+            self.draft.add(round.drafting, (seconds / start.at(round.drafting as f64)).ln());
         }
         let table = &mut self.table;
         follow(&mut table.token_seconds, round.chain, round.drafted);
-        follow(&mut table.feed_seconds, round.feed, round.committed);
         let rest = round.total - round.draft - round.chain - round.verify - round.feed;
         follow(&mut table.round_seconds, rest, 1);
         self.rounds += 1;

@@ -116,6 +116,8 @@ impl Track {
 pub(super) struct Regime {
     tally: Tally,
     tells: Vec<Tells>,
+    /// Blocks judged.
+    pub(super) blocks: u32,
 }
 
 /// Running means of predicted survival, of real survival, and of their product.
@@ -131,7 +133,7 @@ impl Regime {
     pub(super) fn new(gamma: usize) -> Self {
         let mut tally = Tally::default();
         tally.grow(gamma, PRIOR.0 * PRIOR.1, PRIOR.1);
-        Self { tally, tells: vec![Tells::default(); gamma] }
+        Self { tally, tells: vec![Tells::default(); gamma], blocks: 0 }
     }
 
     /// Starts from the acceptance that a calibration found; behind its last position it is taken to be the same.
@@ -145,6 +147,7 @@ impl Regime {
 
     pub(super) fn add(&mut self, outcome: &Outcome<'_>) {
         let gamma = self.tells.len();
+        self.blocks = self.blocks.saturating_add(1);
         for (slot, kept, weight) in outcome.positions().filter(|(slot, ..)| *slot < gamma) {
             self.tally.add(slot, kept, weight, ENGINE_MEMORY);
         }

@@ -3,10 +3,10 @@
 
 mod world;
 
-use dspark_core::schedule::{Policy, Skip};
+use dspark_core::schedule::{CostTable, Policy, Skip};
 use world::*;
 
-const HEADS: [Head; 4] = [Head::Right, Head::Sure, Head::Constant, Head::None];
+const HEADS: [Head; 5] = [Head::Right, Head::Sure, Head::Modest, Head::Constant, Head::None];
 
 /// Tokens per second of the policy over the better of plain decoding and `fixed`, from its first round on and once it
 /// knows the engine; and over `fixed`.
@@ -80,7 +80,7 @@ fn drafting_ends_and_resumes_with_acceptance() {
         world.clients[0].mean = 0.1;
         world.run(100);
         let bad = world.run(640);
-        assert!(bad.blocks < 30, "{head:?}: {} blocks of 640", bad.blocks);
+        assert!(bad.blocks < 40, "{head:?}: {} blocks of 640", bad.blocks);
         world.clients[0].mean = 0.9;
         world.run(300);
         let good = world.run(200);
@@ -136,6 +136,25 @@ fn the_correction_finds_a_head_that_is_off_and_leaves_a_right_one_alone() {
             world.planner.offsets(true).unwrap().iter().all(|&x| x == 0.0),
             "greedy requests taught nothing"
         );
+    }
+}
+
+/// What is measured of a target however slow it is (`dspark.serve.costs.measure`).
+#[test]
+fn a_table_of_three_widths_is_enough() {
+    for (name, machine) in [("flat", gpu()), ("linear", cpu()), ("stepped", steps())] {
+        let points = [1, 8, 32].map(|t| (t, (machine.pass)(t)));
+        let draft = [(1, (machine.draft)(1) + machine.feed)];
+        let cost = CostTable::new(&points).unwrap().with_draft(&draft).unwrap();
+        for (count, mean) in [(1, 0.4), (4, 0.4), (8, 0.4), (8, 0.8), (16, 0.5), (32, 0.4)] {
+            for head in [Head::Right, Head::None] {
+                let crowd = clients(count, mean, head);
+                let (plain, fixed) = others(&machine, &crowd, 400);
+                let policy = Policy::Throughput { cost: cost.clone(), lag: None };
+                let rate = World::new(machine.clone(), crowd, policy).run(400).rate() / plain.max(fixed);
+                assert!(rate >= 0.93, "{name}, {count} requests, mean {mean}, {head:?}: {rate:.3}");
+            }
+        }
     }
 }
 

@@ -14,6 +14,8 @@ pub struct Machine {
     pub pass: fn(usize) -> f64,
     pub draft: fn(usize) -> f64,
     pub token: f64,
+    /// Of the context, after a round with a draft.
+    pub feed: f64,
     /// Everything takes this many times as long.
     pub busy: f64,
     /// Spread of the log of each time.
@@ -23,25 +25,46 @@ pub struct Machine {
 /// Nearly flat to 64 tokens, then proportional.
 pub fn gpu() -> Machine {
     let pass = |t: usize| 0.010 + 0.0001 * t as f64 + 0.0003 * t.saturating_sub(64) as f64;
-    Machine { pass, draft: |r| 0.0025 + 0.00001 * r as f64, token: 0.00001, busy: 1.0, noise: 0.03 }
+    Machine {
+        pass,
+        draft: |r| 0.0025 + 0.00001 * r as f64,
+        token: 0.00001,
+        feed: 0.0004,
+        busy: 1.0,
+        noise: 0.03,
+    }
 }
 
 /// Every token costs nearly as much as the next.
 pub fn cpu() -> Machine {
     let pass = |t: usize| 0.020 + 0.006 * t as f64;
-    Machine { pass, draft: |r| 0.004 + 0.002 * r as f64, token: 0.0003, busy: 1.0, noise: 0.03 }
+    Machine { pass, draft: |r| 0.004 + 0.002 * r as f64, token: 0.0003, feed: 0.001, busy: 1.0, noise: 0.03 }
 }
 
 /// A little model on an idle processor: rows cost next to nothing, and a draft a tenth of a pass.
 pub fn idle() -> Machine {
     let pass = |t: usize| 0.016 + 0.0003 * t as f64;
-    Machine { pass, draft: |r| 0.002 + 0.0005 * r as f64, token: 0.00002, busy: 1.0, noise: 0.05 }
+    Machine {
+        pass,
+        draft: |r| 0.002 + 0.0005 * r as f64,
+        token: 0.00002,
+        feed: 0.001,
+        busy: 1.0,
+        noise: 0.05,
+    }
 }
 
 /// A kernel that takes tokens by eights.
 pub fn steps() -> Machine {
     let pass = |t: usize| 0.008 + 0.006 * t.div_ceil(8) as f64;
-    Machine { pass, draft: |r| 0.003 + 0.0001 * r as f64, token: 0.00002, busy: 1.0, noise: 0.03 }
+    Machine {
+        pass,
+        draft: |r| 0.003 + 0.0001 * r as f64,
+        token: 0.00002,
+        feed: 0.0004,
+        busy: 1.0,
+        noise: 0.03,
+    }
 }
 
 impl Machine {
@@ -49,7 +72,8 @@ impl Machine {
     pub fn table(&self) -> CostTable {
         let widths = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
         let points: Vec<_> = widths.map(|t| (t, self.busy * (self.pass)(t))).to_vec();
-        let draft: Vec<_> = [1, 2, 4, 8, 16, 32, 64].map(|r| (r, self.busy * (self.draft)(r))).to_vec();
+        let draft: Vec<_> =
+            [1, 2, 4, 8, 16, 32, 64].map(|r| (r, self.busy * ((self.draft)(r) + self.feed))).to_vec();
         CostTable::new(&points)
             .and_then(|table| table.with_draft(&draft)?.with_token_seconds(self.busy * self.token))
             .and_then(|table| table.with_round_seconds(self.busy * 0.0005))
@@ -64,6 +88,8 @@ pub enum Head {
     Right,
     /// The truth, with 1.5 added to its logit.
     Sure,
+    /// The truth, with 4 taken from its logit.
+    Modest,
     /// Always the same.
     Constant,
     /// No head.
@@ -155,6 +181,7 @@ impl World {
                 confidences.extend(match client.head {
                     Head::Right => Some(sigmoid(logit + offset)),
                     Head::Sure => Some(sigmoid(logit + 1.5 + offsets[slot])),
+                    Head::Modest => Some(sigmoid(logit - 4.0 + offsets[slot])),
                     Head::Constant => Some(sigmoid(1.0 + offsets[slot])),
                     Head::None => None,
                 });
@@ -189,11 +216,11 @@ impl World {
             requests,
             tokens: width,
             verify: self.time((self.machine.pass)(width), 2),
-            committed: requests + accepted.iter().sum::<usize>(),
-            feed: 0.0,
+            feed: if drafting > 0 { self.time(self.machine.feed, 4) } else { 0.0 },
             total: 0.0,
         };
-        time.total = time.draft + time.chain + time.verify + self.time(0.0005, 3);
+        time.total = time.draft + time.chain + time.verify + time.feed + self.time(0.0005, 3);
+        let committed = requests + accepted.iter().sum::<usize>();
         let lessons = self.clients.iter_mut().enumerate().map(|(r, client)| Lesson {
             track: &mut client.track,
             greedy: false,
@@ -206,10 +233,7 @@ impl World {
         });
         self.planner.learn(lessons);
         self.planner.timed(&time);
-        Went {
-            account: Account { tokens: time.committed as f64, seconds: time.total, blocks: drafting },
-            depths,
-        }
+        Went { account: Account { tokens: committed as f64, seconds: time.total, blocks: drafting }, depths }
     }
 
     pub fn run(&mut self, rounds: usize) -> Account {

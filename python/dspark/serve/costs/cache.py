@@ -18,7 +18,7 @@ from dspark.serve.costs.device import device_name
 from dspark.serve.costs.record import Costs
 from dspark.serve.models import Models
 
-FORMAT = 2
+FORMAT = 3
 """Counts up when the files or the way of measuring change."""
 
 _log = logging.getLogger("dspark")

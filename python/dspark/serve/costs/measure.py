@@ -18,6 +18,13 @@ from dspark.serve.runner import Runner
 SPREAD = 7919
 """Made-up token ids are multiples of this prime: no row of the embeddings is read twice in a row."""
 
+LEAST = (1, 8, 32)
+"""Tokens of one request that are timed however slow the target is, the batch's widest pass permitting: with
+less a slope is not known, and every width would seem to cost the same."""
+
+FED = 2
+"""Tokens that a round with a draft hands on, about."""
+
 NARROW = 4
 """Tokens of each of several requests at most: what a request adds shows best where tokens add little."""
 
@@ -27,7 +34,7 @@ class Effort:
     """How thorough a measurement is."""
 
     seconds: float
-    """No point is begun that would, by the one before it, end later than this."""
+    """No point but the least is begun that would, by the one before it, end later than this."""
     context: int
     """Positions behind each request."""
     requests: int
@@ -48,7 +55,8 @@ def measure(
     """Measures a pair that has a draft; on the engine's thread, before it serves.
 
     Made-up requests are prefilled, verified, drafted for and released like real ones. Wide passes come
-    last, so that a slow model runs out of time where a straight line is the best guess anyway.
+    last, so that a slow model runs out of time where a straight line is the best guess anyway. What takes
+    longer than the whole effort is run once.
     """
     with torch.inference_mode():
         return _Bench(models, block_size, max_batch_size, candidates, effort).run()
@@ -70,20 +78,20 @@ class _Bench:
         self.context = max(1, min(effort.context, models.window // 2))
         self.widest = max_batch_size * self.width
         self.ids: list[int] = []
+        self.fed = 0  # positions behind the context of request 1
 
     def run(self) -> Costs:
         try:
             self._admit(1)
             passes = list(self._passes(1, widest=self.widest, reserve=0.4))
-            draft = [(1, self._time(lambda: self._draft(1)))]
+            draft = [(1, self._drafting(1))]
             token_seconds = self._chain()
-            feed_seconds = self._feed(draft[0][1])
             few = min(self.effort.requests, self.batch)
             # A recurrent target cannot be forked where it went on, and reads the prompts again.
             prompts = (few - 1) * self.context if self.runner.forks_at_parts else 0
             if few > 1 and self._has_time(prompts * passes[-1][2] / passes[-1][0]):
                 self._admit(few)
-                draft.append((few, self._time(lambda: self._draft(few))))
+                draft.append((few, self._drafting(few)))
                 passes += self._passes(few, widest=few * NARROW, reserve=0.0)
         finally:
             self.runner.release(self.ids)
@@ -91,7 +99,6 @@ class _Bench:
             passes=tuple(passes),
             draft=tuple(draft),
             token_seconds=token_seconds,
-            feed_seconds=feed_seconds,
             widest=self.widest,
             context=self.context,
             repeats=self.effort.repeats,
@@ -119,10 +126,10 @@ class _Bench:
         tokens, latest = requests, 0.0
         while tokens <= widest and tokens // requests <= room:
             # From its predecessor: twice as wide takes at most twice as long, once to warm up and once timed.
-            if latest and not self._has_time(4 * latest + reserve * self.effort.seconds):
-                return
-            latest = self._time(lambda each=tokens // requests: self._verify(requests, each))  # type: ignore[misc]
-            yield tokens, requests, latest
+            is_due = not latest or self._has_time(4 * latest + reserve * self.effort.seconds)
+            if is_due or (requests == 1 and tokens in LEAST):
+                latest = self._time(lambda each=tokens // requests: self._verify(requests, each))  # type: ignore[misc]
+                yield tokens, requests, latest
             tokens = widest if tokens < widest < 2 * tokens else 2 * tokens
 
     def _verify(self, requests: int, each: int) -> Tensor:
@@ -144,29 +151,34 @@ class _Bench:
 
         return self._time(chain) / self.gamma
 
-    def _feed(self, draft: float) -> float:
-        """Seconds that one committed token adds to a commit and to the draft pass after it."""
-        width = min(self.width, (self.models.window - self.context - self.gamma) // (self.effort.repeats + 1))
-        if width < 1:
-            return 0.0
+    def _drafting(self, requests: int) -> float:
+        """Seconds of a draft pass and of handing on what its round keeps."""
+        draft = self._time(lambda: self._draft(requests))
+        room = self.models.window - self.context - max(self.gamma, NARROW)
         times: list[float] = []
-        while len(times) < 2 or (len(times) <= self.effort.repeats and self._has_time(times[-1])):
-            self._verify(1, width)
+        while self.fed + FED <= room and self._goes_on(times):
+            self.fed += FED
+            self._draft(requests)  # whoever drafted is fed at once
+            self._verify(requests, FED)
             start = time.perf_counter()
-            self.runner.commit(self.ids[:1], [width])
-            self._draft(1)
+            self.runner.commit(self.ids[:requests], [FED] * requests)
             times.append(time.perf_counter() - start)
-        return max(0.0, min(times[1:]) - draft) / width
+        return draft + min(times, default=0.0)
 
     def _time(self, run: Callable[[], object]) -> float:
-        """Seconds of the shortest of a few runs, after one that warms up."""
-        run()
+        """Seconds of the shortest of a few runs, the first of which warms up."""
         times: list[float] = []
-        while len(times) < self.effort.repeats and sum(times) <= self.effort.share:
+        while self._goes_on(times):
             start = time.perf_counter()
             run()
             times.append(time.perf_counter() - start)
         return min(times)
+
+    def _goes_on(self, times: list[float]) -> bool:
+        """Whether to run once more: the first run warms up, if it is not too long for a second."""
+        effort = self.effort
+        is_long = bool(times) and times[0] > effort.seconds
+        return not is_long and len(times) <= effort.repeats and sum(times[1:]) <= effort.share
 
     def _has_time(self, seconds: float) -> bool:
         return time.perf_counter() - self.started + seconds <= self.effort.seconds

@@ -17,11 +17,9 @@ class Costs:
     passes: tuple[tuple[int, int, float], ...]
     """Of the target: (tokens over all requests, requests, seconds)."""
     draft: tuple[tuple[int, float], ...]
-    """Of the draft: (drafting requests, seconds)."""
+    """Of the draft's pass and of the feed of its context: (drafting requests, seconds)."""
     token_seconds: float
     """Of the Markov chain, per drafted token."""
-    feed_seconds: float
-    """Of the draft's context, per committed token."""
     widest: int
     """Tokens of the widest pass that was asked for; a measurement that ran out of time has less."""
     context: int
@@ -37,7 +35,6 @@ class Costs:
             self.passes,
             draft=self.draft,
             token_seconds=self.token_seconds,
-            feed_seconds=self.feed_seconds,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -47,7 +44,7 @@ class Costs:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """The same record; raises `ValueError`, `TypeError` or `KeyError` for anything else."""
-        numbers = {name: float(value[name]) for name in ("token_seconds", "feed_seconds", "seconds")}
+        numbers = {name: float(value[name]) for name in ("token_seconds", "seconds")}
         costs = cls(
             passes=tuple((_count(t), _count(r), float(s)) for t, r, s in value["passes"]),
             draft=tuple((_count(r), float(s)) for r, s in value["draft"]),
