@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
@@ -231,12 +230,25 @@ def test_no_prefill_is_saved_by_earlier_answers():
 
     texts = {"one": standard_library()[:2]}
     regimes = [SamplingParams(temperature=t) for t in (0.0, 0.7)]
-    load = partial(Models.load, "tiny", "tiny-draft", dtype="float32")
+    models = Models.load("tiny", "tiny-draft", dtype="float32")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dspark.evaluate.run.DSparkDecoder", Watched)
         plan = Plan(tokens=4, samples=2)
-        evaluate_pair(load, texts, regimes, plan, Options(policy="fixed", max_batch_size=1))
-    assert len(reused) == 3 * 5 + 2 * 3 and sum(reused[: 3 * 5]) == 0  # the block drafter is not timed
+        evaluate_pair(models, texts, regimes, plan, Options(policy="fixed", max_batch_size=1))
+    assert len(reused) == 3 * 6 + 2 * 3 and sum(reused[: 3 * 6]) == 0  # the block drafter is not timed
+
+
+@pytest.mark.parametrize("command", ["calibrate", "evaluate"])
+def test_a_prompt_that_does_not_fit_is_named_before_anything_is_run(command, prompts, tmp_path, monkeypatch):
+    monkeypatch.setattr(DSparkDecoder, "generate", None)
+    long = tmp_path / "long.jsonl"
+    long.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("a = 1\n", "a = 1\n" * 256)))
+    output = ("--output", tmp_path / "calibration.json") if command == "calibrate" else ()
+    code, out, err = run(
+        command, *prompts, "--prompts", long, *QUICK, "--max-model-len", "500", *output, "--json"
+    )
+    assert code == 2
+    assert "data set long, prompt 2 has" in out + err and "context window of 500" in out + err
 
 
 def test_prints_tables(prompts):

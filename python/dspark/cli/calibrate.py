@@ -49,7 +49,8 @@ def add_work_options(parser: argparse.ArgumentParser, *, tokens: int, samples: i
         type=Path,
         action="append",
         metavar="FILE.jsonl",
-        help='lines with "turns" or "prompt"; may be repeated (default: built in)',
+        help='lines with "prompt", or with "turns", of which only the first is asked; may be repeated '
+        "(default: built in)",
     )
     work.add_argument("--tokens", type=int, default=tokens, metavar="N", help="tokens per answer at most")
     work.add_argument(
@@ -87,8 +88,8 @@ def regimes(options: argparse.Namespace) -> list[SamplingParams]:
 
 def run(options: argparse.Namespace) -> int:
     """Runs `dspark calibrate`."""
-    from dspark.calibrate.prompts import calibration_sets
-    from dspark.calibrate.rollout import Plan, render
+    from dspark.calibrate.prompts import calibration_sets, render
+    from dspark.calibrate.rollout import Plan
     from dspark.calibrate.run import calibrate_pair
     from dspark.plots import check_plot
     from dspark.serve.options import Options
@@ -108,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
     models = load_models(options, progress)
     target = Path(options.target).expanduser().name
     fitted: list[Fitted] = []
-    prompts = render(models, [text for texts in sets.values() for text in texts])
+    prompts = render(models, sets, how.window(models))
     # What is fitted is kept at once: a later regime may fail, or be cut short.
     for one in calibrate_pair(models, prompts, params, plan, options=how, progress=progress):
         progress.clear()

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         max_batch_size=1,
     )
     progress = Progress(silent=options.json)
-    found = evaluate_pair(lambda: load_models(options, progress), sets, params, plan, how, progress)
+    found = evaluate_pair(load_models(options, progress), sets, params, plan, how, progress)
     progress.clear()
     if page is not None:
         try:

@@ -7,11 +7,12 @@ answers: one that knew them from before would save their prefill.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from dspark.calibrate.rollout import Plan, Progress, render
+from dspark.calibrate.prompts import render
+from dspark.calibrate.rollout import Plan, Progress
 from dspark.calibrate.rounds import JudgedRounds, judged_rounds
 from dspark.calibrate.run import regime_of
 from dspark.calibrate.scores import HeadScores, score
@@ -103,26 +104,26 @@ class Evaluation:
 
 
 def evaluate_pair(
-    load: Callable[[], Models],
+    models: Models,
     data_sets: Mapping[str, Sequence[str]],
     regimes: Sequence[SamplingParams],
     plan: Plan,
     options: Options,
     progress: Progress = lambda *_: None,
 ) -> Evaluation:
-    """Evaluates the pair that `load` gives on texts by data set, for each of the sampling parameters.
+    """Evaluates a loaded pair on texts by data set, for each of the sampling parameters.
 
-    `load` is called on the engine's thread. Raises what `DSparkDecoder.generate` raises.
+    Raises `ConfigError` without a draft, and what `render` and `DSparkDecoder.generate` raise.
     """
-    answers: dict[tuple[Regime, str], list[Answer]] = {}
-    raw: dict[Regime, list[GenerationResult]] = {}
-    with DSparkDecoder(load, options) as decoder:
-        models, info = decoder.models, decoder.info()
     if models.draft is None:
         raise ConfigError("there is no draft to evaluate: give --draft DIR")
+    prompts = render(models, data_sets, options.window(models))
+    answers: dict[tuple[Regime, str], list[Answer]] = {}
+    raw: dict[Regime, list[GenerationResult]] = {}
+    with DSparkDecoder(lambda: models, options) as decoder:
+        info = decoder.info()
     width = models.drafted_per_round(options.block_size)
     names = [name for name, texts in data_sets.items() for _ in texts]
-    prompts = render(models, [text for texts in data_sets.values() for text in texts])
     filled = [params.with_defaults(models.generation_config) for params in regimes]
     keyed = {regime_of(params, options): params for params in filled}
     for regime, params in keyed.items():
@@ -131,9 +132,10 @@ def evaluate_pair(
         draft: list[GenerationResult] = []
         for start in range(0, len(jobs), len(prompts)):
             with DSparkDecoder(lambda: models, options) as decoder:
-                # First passes are slower. Backwards: nothing that follows begins like it.
-                backwards = models.tokens(prompts[0])[::-1]
-                decoder.generate(backwards, replace(params, max_tokens=16))
+                # First passes are slower, on both sides. Backwards: nothing that follows begins like it.
+                for drafting in (False, True):
+                    first = replace(params, max_tokens=16, ignore_eos=True, speculative=drafting)
+                    decoder.generate(prompts[0][::-1], first)
                 for number, (_, prompt, each) in enumerate(jobs[start : start + len(prompts)], start):
                     progress(str(regime), number, len(jobs))
                     plain.append(decoder.generate(prompt, replace(each, speculative=False)))
