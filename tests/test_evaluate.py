@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -10,14 +13,17 @@ import pytest
 
 from commandline import run
 from dspark import SamplingParams
-from dspark.calibrate.prompts import standard_library
+from dspark.calibrate.prompts import digest, standard_library
 from dspark.calibrate.rollout import Plan
+from dspark.checkpoint.calibration import read_calibrations, write_calibrations
+from dspark.cli import calibrate, evaluate
 from dspark.core import Noise, accept
 from dspark.decoder import DSparkDecoder
 from dspark.evaluate.answers import Answer, by_prompt, ratio
 from dspark.evaluate.ngram import Lookup, lookup_rounds
 from dspark.evaluate.numbers import numbers
 from dspark.evaluate.run import evaluate_pair, without_markov
+from dspark.pretrained import resolve
 from dspark.result import Round
 from dspark.serve.models import Models
 from dspark.serve.options import Options
@@ -236,6 +242,54 @@ def test_no_prefill_is_saved_by_earlier_answers():
         plan = Plan(tokens=4, samples=2)
         evaluate_pair(models, texts, regimes, plan, Options(policy="fixed", max_batch_size=1))
     assert len(reused) == 3 * 6 + 2 * 3 and sum(reused[: 3 * 6]) == 0  # the block drafter is not timed
+
+
+def noted(tmp_path, texts, fitted_prompts):
+    """Evaluates on these texts with a calibration fitted to those prompts: the regime."""
+    draft, file = tmp_path / "draft", tmp_path / "some.jsonl"
+    if not draft.exists():
+        shutil.copytree(resolve("tiny-draft", "draft"), draft)
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    [first, *_] = read_calibrations(resolve("tiny-draft", "draft") / "calibration.json")
+    write_calibrations(draft / "calibration.json", [replace(first, fitted_prompts=tuple(fitted_prompts))])
+    how = ("--draft", draft, "--prompts", file, "--temperature", "0", "--json")
+    code, out, err = run("evaluate", *QUICK, *how)
+    assert code == 0, err
+    [regime] = json.loads(out)["regimes"]
+    return regime
+
+
+def test_calibrated_scores_are_of_prompts_that_were_not_fitted_to(tmp_path):
+    models = Models.load("tiny", "tiny-draft", dtype="float32")
+    texts = standard_library()[:4]
+    digests = [digest(models.tokens(text)) for text in texts]
+    part = noted(tmp_path, texts, digests[::2])
+    assert "on the 2 of 4 prompts that" in part["confidence_head_note"]
+    # The very rounds of the others: raw and calibrated scores can be compared.
+    alone = noted(tmp_path, texts[1::2], digests[::2])
+    assert "on the 2 of 2 prompts that" in alone["confidence_head_note"]
+    for scores in ("confidence_head", "confidence_head_calibrated"):
+        assert part[scores] == alone[scores]
+    every = noted(tmp_path, texts, digests)
+    assert "fitted to each of these prompts" in every["confidence_head_note"]
+    assert every["confidence_head_calibrated"] is None
+    assert every["confidence_head"]["overall"]["count"] > part["confidence_head"]["overall"]["count"]
+    unknown = noted(tmp_path, texts, ())
+    assert "does not say which prompts" in unknown["confidence_head_note"]
+    assert (
+        unknown["confidence_head_calibrated"]["overall"]["count"]
+        == every["confidence_head"]["overall"]["count"]
+    )
+
+
+def test_evaluation_draws_what_calibration_did_not():
+    parsed = {}
+    for command in (calibrate, evaluate):
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)
+        parsed[command] = parser.parse_args([])
+    fitted = parsed[calibrate]
+    assert parsed[evaluate].seed > fitted.seed + 1000 * fitted.samples * len(standard_library())
 
 
 @pytest.mark.parametrize("command", ["calibrate", "evaluate"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,3 +98,8 @@ def render(models: Models, sets: Mapping[str, Sequence[str]], window: int) -> li
                 )
             rendered.append(tokens)
     return rendered
+
+
+def digest(prompt: Sequence[int]) -> str:
+    """What calibration.json calls a prompt, given its token ids: 32 bits, enough to tell a file's apart."""
+    return hashlib.sha256(",".join(map(str, prompt)).encode()).hexdigest()[:8]

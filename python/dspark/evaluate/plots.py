@@ -21,8 +21,9 @@ def plots(regime: Evaluated) -> list[tuple[str, str]]:
         ("Acceptance by position, all data sets", positions(regime)),
         ("Tokens per second, one request at a time", bars(regime, "tokens_per_second")),
     ]
-    if regime.head is not None:
-        shown.append(("Reliability of the confidence head", reliability(regime.head, regime.calibrated)))
+    if regime.head.scores is not None:
+        figure = reliability(regime.head.scores, regime.head.calibrated)
+        shown.append(("Reliability of the confidence head", figure))
     return [(title, svg(figure)) for title, figure in shown]
 
 

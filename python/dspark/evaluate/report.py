@@ -8,6 +8,7 @@ from typing import Any
 
 from dspark.calibrate.scores import HeadScores
 from dspark.evaluate.answers import Estimate
+from dspark.evaluate.head import Head
 from dspark.evaluate.numbers import Numbers
 from dspark.evaluate.run import METHODS, Evaluated, Evaluation
 
@@ -57,9 +58,9 @@ def position_rows(regime: Evaluated) -> list[Row]:
     return rows
 
 
-def head_rows(regime: Evaluated) -> list[Row]:
+def head_rows(head: Head) -> list[Row]:
     """The confidence head's scores, raw and calibrated; none without a head."""
-    heads = [("head", regime.head), ("calibrated", regime.calibrated)]
+    heads = [("head", head.scores), ("calibrated", head.calibrated)]
     known: list[tuple[str, HeadScores]] = [(name, scores) for name, scores in heads if scores is not None]
     if not known:
         return []
@@ -85,10 +86,11 @@ def html(evaluation: Evaluation) -> str:
     regimes = [
         {
             "name": str(regime.regime),
+            "head_note": regime.head.note,
             "tables": [
                 ("Acceptance and speed", main_rows(regime)),
                 ("Acceptance by position, all data sets", position_rows(regime)),
-                ("Confidence head: survival against what was accepted", head_rows(regime)),
+                ("Confidence head: survival against what was accepted", head_rows(regime.head)),
             ],
             "plots": plots(regime),
         }

@@ -13,13 +13,13 @@ from typing import Any
 
 from dspark.calibrate.prompts import render
 from dspark.calibrate.rollout import Plan, Progress
-from dspark.calibrate.rounds import JudgedRounds, judged_rounds
+from dspark.calibrate.rounds import judged_rounds
 from dspark.calibrate.run import regime_of
-from dspark.calibrate.scores import HeadScores, score
 from dspark.checkpoint.calibration import Regime
 from dspark.decoder import DSparkDecoder, Prompt
 from dspark.errors import ConfigError
 from dspark.evaluate.answers import Answer
+from dspark.evaluate.head import Head, score_head
 from dspark.evaluate.ngram import lookup_rounds
 from dspark.evaluate.numbers import Numbers, numbers
 from dspark.result import GenerationResult
@@ -68,11 +68,7 @@ class Evaluated:
     regime: Regime
     numbers: Mapping[str, Mapping[str, Numbers]]
     """By data set, then by method. Of one data set alone there is only "all"."""
-    head: HeadScores | None
-    """The confidence head's own scores, over all data sets; `None` without one, or where a policy hides the
-    positions that it thinks little of."""
-    calibrated: HeadScores | None
-    """Those with the draft's calibration.json, where it has an entry for the regime."""
+    head: Head
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers."""
@@ -82,8 +78,7 @@ class Evaluated:
                 name: {method: n.to_json() for method, n in methods.items()}
                 for name, methods in self.numbers.items()
             },
-            "confidence_head": None if self.head is None else self.head.to_json(),
-            "confidence_head_calibrated": None if self.calibrated is None else self.calibrated.to_json(),
+            **self.head.to_json(),
         }
 
 
@@ -163,8 +158,8 @@ def evaluate_pair(
         which = [job[0] for job in _jobs(keyed[regime], plan, prompts)]
         by_method = {m: answers[regime, m] for m in METHODS if (regime, m) in answers}
         table = _numbers(names, by_method, width)
-        scores = _scores(models, regime, judged_rounds(raw[regime], which, width), options)
-        done.append(Evaluated(regime, table, *scores))
+        rounds = judged_rounds(raw[regime], which, width)
+        done.append(Evaluated(regime, table, score_head(models, regime, rounds, prompts, options.policy)))
     return Evaluation(info, done)
 
 
@@ -198,15 +193,3 @@ def _numbers(
         }
         table[name] = {m: numbers(found, chosen["plain"], width) for m, found in chosen.items()}
     return table
-
-
-def _scores(
-    models: Models, regime: Regime, rounds: JudgedRounds, options: Options
-) -> tuple[HeadScores | None, HeadScores | None]:
-    """The confidence head's scores, and those with the draft's calibration."""
-    # Under "threshold" only positions are seen that the head thinks well of: they say nothing about it.
-    if not models.has_confidence or options.policy != "fixed":
-        return None, None
-    fitting = [e for e in models.calibrations if e.key == (regime, models.gamma)]
-    calibrated = score(rounds, list(fitting[0].temperatures[: rounds.gamma])) if fitting else None
-    return score(rounds), calibrated
