@@ -15,14 +15,17 @@ from commandline import run
 from dspark import SamplingParams
 from dspark.calibrate.prompts import digest, standard_library
 from dspark.calibrate.rollout import Plan
-from dspark.checkpoint.calibration import read_calibrations, write_calibrations
+from dspark.checkpoint.calibration import Regime, read_calibrations, write_calibrations
 from dspark.cli import calibrate, evaluate
 from dspark.core import Noise, accept
 from dspark.decoder import DSparkDecoder
 from dspark.evaluate.answers import Answer, by_prompt, ratio
+from dspark.evaluate.head import Head
 from dspark.evaluate.ngram import Lookup, lookup_rounds
-from dspark.evaluate.numbers import numbers
-from dspark.evaluate.run import evaluate_pair, without_markov
+from dspark.evaluate.numbers import measure
+from dspark.evaluate.plots import bars
+from dspark.evaluate.report import main_rows, tables
+from dspark.evaluate.run import Evaluated, evaluate_pair, without_markov
 from dspark.pretrained import resolve
 from dspark.result import Round
 from dspark.serve.models import Models
@@ -89,20 +92,76 @@ def test_numbers_by_hand():
         an_answer(1, [(3, 2, 2)], tokens=3, seconds=1.0, looping=True),
     ]
     plain = [an_answer(0, [], tokens=8, seconds=4.0), an_answer(1, [], tokens=3, seconds=1.5)]
-    n = numbers(draft, plain, 3)
+    measured = measure(draft, plain, 3)
+    n = measured.every
     assert n.acceptance_length_pooled.value == pytest.approx(9 / 4)
     assert n.acceptance_length_mean_of_requests.value == pytest.approx((7 / 3 + 2) / 2)
-    assert n.verify_rate == pytest.approx(11 / 12) and n.acceptance_rate == pytest.approx(6 / 11)
+    assert n.verified_per_round == pytest.approx(11 / 4) and n.verify_rate == pytest.approx(11 / 4 / 3)
     # The last round ended its text at its second token: its third is not judged.
+    assert n.acceptance_rate == pytest.approx(6 / 10)
     assert [(p.reached, p.accepted) for p in n.positions] == [(4, 3), (3, 2), (1, 1)]
     assert [p.survival for p in n.positions] == pytest.approx([3 / 4, 2 / 4, 1 / 2])
     assert n.tokens_per_second.value == pytest.approx(11 / 3)
     assert n.over_plain.value == pytest.approx(5.5 / 3)
-    assert n.looping == 0.5
-    assert n.pooled_without_looping.value == pytest.approx(7 / 3)
-    assert n.pooled_of_looping.value == pytest.approx(2.0)
-    alone = numbers(plain, plain, 3)
+    assert measured.looping == 0.5
+    straight, circling = measured.without_looping, measured.of_looping
+    assert straight.acceptance_length_pooled.value == pytest.approx(7 / 3)
+    assert straight.tokens_per_second.value == pytest.approx(4) and straight.over_plain.value == 2.0
+    assert [(p.reached, p.accepted) for p in straight.positions] == [(3, 2), (2, 1), (1, 1)]
+    assert circling.acceptance_length_pooled.value == pytest.approx(2.0) and circling.over_plain.value == 1.5
+    alone = measure(plain, plain, 3)
+    assert alone.of_looping is None and alone.without_looping.over_plain is None
+    alone = alone.every
     assert alone.acceptance_length_pooled is None and alone.over_plain is None and alone.positions == ()
+
+
+def test_rounds_without_a_draft_are_counted_and_told_apart():
+    rounds = (Round(3, 2, 1, (), 2), Round(0, 0, 0, (), 1), Round(1, 1, 1, (), 2), Round(0, 0, 0, (), 1))
+    answers = [Answer(0, 6, rounds, 1.0, False)]
+    n = measure(answers, [an_answer(0, [])], 3).every
+    assert (n.rounds, n.rounds_without_draft, n.share_without_draft) == (4, 2, 0.5)
+    assert n.verified_per_round == pytest.approx(3 / 4) and n.verify_rate == pytest.approx(3 / 12)
+    assert n.acceptance_length_pooled.value == pytest.approx(6 / 4)
+
+
+def test_gains_without_looping_are_of_requests_that_loop_on_neither_side():
+    draft = [an_answer(p, [(3, 1, 2)], looping=p == 0) for p in range(3)]
+    plain = [an_answer(p, [], seconds=2.0 + p, looping=p == 1) for p in range(3)]
+    straight = measure(draft, plain, 3).without_looping
+    assert straight.answers == 2 and straight.tokens_per_second.value == pytest.approx(10)
+    assert straight.over_plain.value == pytest.approx(4.0)  # of the third alone
+    every = [replace(answer, looping=True) for answer in draft]
+    assert measure(every, plain, 3).without_looping is None
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 3])
+def test_few_prompts_have_no_interval(prompts):
+    answers = [an_answer(p, [(3, p, p + 1)] * 2) for p in range(prompts) for _ in range(2)]
+    found = measure(answers, answers, 3)
+    pooled = found.every.acceptance_length_pooled
+    assert pooled.value == pytest.approx((prompts + 1) / 2)
+    has_one = prompts >= 3
+    assert (pooled.low is not None, pooled.high is not None) == (has_one, has_one)
+    shown = Evaluated(Regime(acceptance="rejection", temperature=0.0), {"all": {"draft": found}}, NO_HEAD)
+    assert ("[-]" in main_rows(shown)[1][4]) is not has_one
+    bars(shown, "acceptance_length_pooled")
+
+
+NO_HEAD = Head(None, None, "none")
+
+
+def test_tables_without_looping_answers_are_there_where_some_loop():
+    straight = [an_answer(p, [(3, 1, 2)]) for p in range(3)]
+    for looping in (False, True):
+        draft = [replace(straight[0], looping=looping), *straight[1:]]
+        methods = {"plain": measure(straight, straight, 3), "draft": measure(draft, straight, 3)}
+        shown = Evaluated(Regime(acceptance="rejection", temperature=0.0), {"all": methods}, NO_HEAD)
+        found = dict(tables(shown))
+        speed = found.get("Acceptance and speed, without looping answers")
+        positions = found.get("Acceptance by position, all data sets, without looping answers")
+        assert (speed is not None, positions is not None) == (looping, looping)
+    assert [row[2] for row in speed[1:]] == ["3", "2"]
+    assert max(map(len, map("  ".join, [row for _, rows in found.items() for row in rows]))) < 170
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say():
@@ -183,7 +242,12 @@ def test_evaluates_the_embedded_pair(prompts, tmp_path):
                 assert methods[drafter]["acceptance_length_mean_of_requests"]["value"] >= 1
                 assert len(methods[drafter]["acceptance_by_position"]) == 7
             assert methods["draft"]["over_plain"]["value"] > 0 and methods["block"]["over_plain"] is None
-            assert methods["draft"]["verify_rate"] == 1.0
+            assert 0.7 < methods["draft"]["verify_rate"] < 1.0  # the last rounds of 24 tokens are short
+            assert methods["draft"]["verified_per_round"] == pytest.approx(
+                7 * methods["draft"]["verify_rate"]
+            )
+            assert methods["ngram"]["rounds_without_draft"] > 0 and methods["ngram"]["verify_rate"] < 1
+            assert methods["draft"]["without_looping"]["tokens_per_second"]["value"] > 0
         both = [regime["data_sets"][name]["draft"]["answers"] for name in ("one", "two", "all")]
         assert both == [3, 3, 6]
         head = regime["confidence_head"]
@@ -222,6 +286,27 @@ def test_a_cut_hides_what_the_confidences_are_worth(prompts):
     [regime] = json.loads(out)["regimes"]
     assert code == 0 and regime["data_sets"]["all"]["draft"]["acceptance_rate"] > 0
     assert regime["confidence_head"] is regime["confidence_head_calibrated"] is None
+
+
+def test_the_default_policy_is_evaluated_too(prompts, tmp_path):
+    page = tmp_path / "report.html"
+    how = ("--policy", "throughput", "--temperature", "0", "--html", page, "--json")
+    code, out, err = run("evaluate", *prompts, *QUICK, *how)
+    assert code == 0, err
+    said = json.loads(out)
+    [regime] = said["regimes"]
+    found = regime["data_sets"]["all"]["draft"]
+    assert 0 <= found["rounds_without_draft"] <= found["rounds"] and 0 <= found["verify_rate"] <= 1
+    assert regime["confidence_head"] is None and '"throughput" hides' in regime["confidence_head_note"]
+    assert said["info"]["policy"] == "throughput" and said["info"]["plan"]["tokens"] == 24
+    assert "source: calibration.json" in page.read_text()
+
+
+def test_a_data_set_is_not_taken_for_all_of_them(prompts, tmp_path):
+    named = tmp_path / "all.jsonl"
+    named.write_text('{"prompt": "import os"}\n')
+    code, _, err = run("evaluate", *prompts, "--prompts", named, *QUICK)
+    assert code == 2 and "cannot be called all" in err
 
 
 def test_no_prefill_is_saved_by_earlier_answers():

@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         default="fixed",
-        choices=("fixed", "threshold"),
-        help="fixed verifies whole blocks, so that every position is seen; threshold gives no scores of the "
-        "confidence head",
+        choices=("fixed", "threshold", "throughput"),
+        help="fixed verifies whole blocks, so that every position is seen and the confidence head scored; "
+        "throughput is what decoders do unless told otherwise, and drafts only where it pays",
     )
     parser.add_argument(
         "--confidence-threshold",
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs `dspark evaluate`."""
     from dspark.calibrate.prompts import data_sets
     from dspark.calibrate.rollout import Plan
-    from dspark.evaluate.report import head_rows, html, main_rows, position_rows
+    from dspark.evaluate.report import NOTES, html, tables
     from dspark.evaluate.run import evaluate_pair
     from dspark.plots import require_matplotlib
     from dspark.serve.options import Options
@@ -85,9 +85,7 @@ def run(options: argparse.Namespace) -> int:
         print_json(found.to_json())
         return 0
     for regime in found.regimes:
-        print_text(f"{regime.regime}\n\n{table(main_rows(regime))}\n\n{table(position_rows(regime))}\n")
-        if rows := head_rows(regime.head):
-            print_text(f"confidence head: survival against what was accepted\n{table(rows)}")
-        print_text(f"confidence head: {regime.head.note}\n")
-    print_text("intervals: 95 %, bootstrap over prompts; looping: less than half of the 4-grams are distinct")
+        shown = [f"{title}\n{table(rows)}" for title, rows in tables(regime) if rows]
+        print_text("\n\n".join([str(regime.regime), *shown, f"confidence head: {regime.head.note}\n"]))
+    print_text("\n".join(NOTES))
     return 0

@@ -8,20 +8,21 @@ answers: one that knew them from before would save their prefill.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from dspark import __version__
 from dspark.calibrate.prompts import render
 from dspark.calibrate.rollout import Plan, Progress
 from dspark.calibrate.rounds import judged_rounds
 from dspark.calibrate.run import regime_of
 from dspark.checkpoint.calibration import Regime
 from dspark.decoder import DSparkDecoder, Prompt
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, RequestError
 from dspark.evaluate.answers import Answer
 from dspark.evaluate.head import Head, score_head
 from dspark.evaluate.ngram import lookup_rounds
-from dspark.evaluate.numbers import Numbers, numbers
+from dspark.evaluate.numbers import Measured, measure
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.serve.models import Models
@@ -33,7 +34,7 @@ ALL = "all"
 METHODS = {
     "plain": "the target alone",
     "draft": "the draft",
-    "block": "the same draft with its Markov head switched off",
+    "block": "the same draft with its Markov head switched off, whole blocks verified",
     "ngram": "n-gram lookup, without a model",
 }
 """Ways of decoding, and what they are."""
@@ -66,7 +67,7 @@ class Evaluated:
     """One regime."""
 
     regime: Regime
-    numbers: Mapping[str, Mapping[str, Numbers]]
+    measured: Mapping[str, Mapping[str, Measured]]
     """By data set, then by method. Of one data set alone there is only "all"."""
     head: Head
 
@@ -75,8 +76,8 @@ class Evaluated:
         return {
             **self.regime.to_json(),
             "data_sets": {
-                name: {method: n.to_json() for method, n in methods.items()}
-                for name, methods in self.numbers.items()
+                name: {method: m.to_json() for method, m in methods.items()}
+                for name, methods in self.measured.items()
             },
             **self.head.to_json(),
         }
@@ -112,11 +113,13 @@ def evaluate_pair(
     """
     if models.draft is None:
         raise ConfigError("there is no draft to evaluate: give --draft DIR")
+    if ALL in data_sets and len(data_sets) > 1:
+        raise RequestError(f"a data set cannot be called {ALL}, which stands for all of them")
     prompts = render(models, data_sets, options.window(models))
     answers: dict[tuple[Regime, str], list[Answer]] = {}
     raw: dict[Regime, list[GenerationResult]] = {}
     with DSparkDecoder(lambda: models, options) as decoder:
-        info = decoder.info()
+        info = decoder.info() | {"dspark": __version__, "plan": asdict(plan)}
     width = models.drafted_per_round(options.block_size)
     names = [name for name, texts in data_sets.items() for _ in texts]
     filled = [params.with_defaults(models.generation_config) for params in regimes]
@@ -157,7 +160,7 @@ def evaluate_pair(
     for regime in keyed:
         which = [job[0] for job in _jobs(keyed[regime], plan, prompts)]
         by_method = {m: answers[regime, m] for m in METHODS if (regime, m) in answers}
-        table = _numbers(names, by_method, width)
+        table = _table(names, by_method, width)
         rounds = judged_rounds(raw[regime], which, width)
         done.append(Evaluated(regime, table, score_head(models, regime, rounds, prompts, options.policy)))
     return Evaluation(info, done)
@@ -180,16 +183,16 @@ def _looked_up(prompt: int, plain: GenerationResult, width: int, max_tokens: int
     return replace(Answer.of(prompt, plain), rounds=rounds, seconds=None)
 
 
-def _numbers(
+def _table(
     names: Sequence[str], answers: Mapping[str, list[Answer]], width: int
-) -> dict[str, dict[str, Numbers]]:
+) -> dict[str, dict[str, Measured]]:
     """By data set, `names` having that of each prompt, and method; `width` tokens are drafted per round."""
-    table: dict[str, dict[str, Numbers]] = {}
+    table: dict[str, dict[str, Measured]] = {}
     sets = list(dict.fromkeys(names))
     for name in [*sets, ALL] if len(sets) > 1 else [ALL]:
         chosen = {
             method: [a for a in found if name == ALL or names[a.prompt] == name]
             for method, found in answers.items()
         }
-        table[name] = {m: numbers(found, chosen["plain"], width) for m, found in chosen.items()}
+        table[name] = {m: measure(found, chosen["plain"], width) for m, found in chosen.items()}
     return table
