@@ -11,8 +11,9 @@ import pytest
 
 from commandline import run
 from dspark import CheckpointError, ConfigError, DSparkDecoder, RequestError, SamplingParams
+from dspark.audit.prompts import read_prompts
 from dspark.calibrate import run as calibration_run
-from dspark.calibrate.prompts import calibration_sets, data_sets, standard_library
+from dspark.calibrate.prompts import calibration_sets, data_sets, digest, standard_library
 from dspark.calibrate.rollout import BATCH, Plan, roll_out, whole_blocks
 from dspark.checkpoint.calibration import Entry, Regime, read_calibrations, write_calibrations
 from dspark.core import Calibration, CostTable
@@ -100,6 +101,21 @@ def test_the_engine_starts_from_the_acceptance_that_was_found(models):
     # Files of before have none.
     [(_, found)] = in_force(Options(), replace(models, calibrations=(entry(),))).calibrations
     assert found.acceptance == []
+
+
+def test_the_file_says_what_it_was_fitted_to(draft, few, prompts, models):
+    twice = ("--prompts", prompts, "--prompts", prompts, "--temperature", "0")
+    code, _, err = run("calibrate", "--draft", draft, *twice, *QUICK)
+    assert code == 0, err
+    [written] = read_calibrations(draft / "calibration.json")
+    texts = read_prompts(prompts)
+    assert written.fitted_prompts == tuple(digest(models.tokens(text)) for text in texts[::2])
+
+
+def test_files_of_before_load(tmp_path):
+    file = tmp_path / "calibration.json"
+    file.write_text(json.dumps(broken(fitted_prompts="gone", acceptance_by_position="gone")))
+    assert read_calibrations(file) == [entry()]
 
 
 def test_prints_a_table(draft, few, prompts):
@@ -207,6 +223,7 @@ BROKEN = [
     (broken(temperatures=[10**400] * 7), "temperatures must be a list of numbers above 0"),
     (broken(acceptance_by_position=[0.5] * 8), "acceptance_by_position must be a list of at most 7 numbers"),
     (broken(acceptance_by_position=[1.5]), "acceptance_by_position must be a list of numbers from 0 to 1"),
+    (broken(fitted_prompts=[7]), r"entries\[0\].fitted_prompts must be a list of texts, found \[7\]"),
     (broken(temperatures=[1.0] * 6, block_size=6), r"block_size must be 7, .* found 6"),
     (broken(temperatures=[1.0] * 8, block_size=8), r"block_size must be 7, .* found 8"),
     ({"version": 1, "entries": [entry().to_json()] * 2}, r"entries\[0\] and entries\[1\] are both for"),

@@ -1,13 +1,19 @@
-"""What is asked where the user names no prompts."""
+"""What is asked: the user's prompts or those that are shipped, as the target wants them."""
 
 from __future__ import annotations
 
+import hashlib
 import sysconfig
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dspark.audit.prompts import read_prompts
 from dspark.bench.prompt_sets import CODE_BEGINNINGS, GENERAL, built_in
-from dspark.errors import RequestError
+from dspark.errors import CapacityError, RequestError
+
+if TYPE_CHECKING:
+    from dspark.serve.models import Models
 
 CODE_ALONE = ("tiny",)
 """Targets that know program text and nothing else."""
@@ -66,3 +72,34 @@ def standard_library() -> list[str]:
     if not prompts:
         raise RequestError(f"{folder} holds no modules to take prompts from: name a file with --prompts")
     return prompts
+
+
+def render(models: Models, sets: Mapping[str, Sequence[str]], window: int) -> list[tuple[int, ...]]:
+    """The token ids of all prompts, set after set: a user's message where the target has a chat template,
+    else the text as it is.
+
+    Raises, before anything is run, what is wrong with a prompt, naming its data set and its place there:
+    `RequestError`, or `CapacityError` where `window` positions leave no room for an answer.
+    """
+    tokenizer = models.require_tokenizer()
+    rendered = []
+    for name, texts in sets.items():
+        for number, text in enumerate(texts, 1):
+            where = f"data set {name}, prompt {number}"
+            try:
+                chat = [{"role": "user", "content": text}]
+                tokens = models.tokens(tokenizer.render_chat(chat) if tokenizer.has_chat_template else text)
+            except RequestError as error:
+                raise RequestError(f"{where}: {error}") from error
+            if len(tokens) >= window:
+                raise CapacityError(
+                    f"{where} has {len(tokens)} tokens, which leaves no room for an answer in the context "
+                    f"window of {window}"
+                )
+            rendered.append(tokens)
+    return rendered
+
+
+def digest(prompt: Sequence[int]) -> str:
+    """What calibration.json calls a prompt, given its token ids: 32 bits, enough to tell a file's apart."""
+    return hashlib.sha256(",".join(map(str, prompt)).encode()).hexdigest()[:8]

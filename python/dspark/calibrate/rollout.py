@@ -63,14 +63,6 @@ def whole_blocks(options: Options, gamma: int) -> Options:
     )
 
 
-def render(models: Models, texts: Sequence[str]) -> list[Prompt]:
-    """Prompts as the target wants them: a user's messages where it has a chat template, else as they are."""
-    tokenizer = models.require_tokenizer()
-    if not tokenizer.has_chat_template:
-        return list(texts)
-    return [tokenizer.render_chat([{"role": "user", "content": text}]) for text in texts]
-
-
 def roll_out(
     decoder: DSparkDecoder,
     prompts: Sequence[Prompt],

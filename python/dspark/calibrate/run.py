@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from dspark.calibrate.fit import FEWEST, fit_temperatures, reached_often
 from dspark.calibrate.rollout import Plan, Progress, require_confidence, roll_out, whole_blocks
 from dspark.calibrate.rounds import JudgedRounds, halves, judged_rounds
@@ -34,6 +36,8 @@ class Fitted:
     """The first so many were fitted; those behind them were reached too rarely, and keep 1."""
     rounds: int
     """Rounds that it was fitted to."""
+    prompts: tuple[int, ...]
+    """The numbers of their prompts."""
     before: HeadScores
     after: HeadScores
 
@@ -88,7 +92,9 @@ def calibrate_pair(
     """
     require_confidence(models)
     if len(prompts) < 2:
-        raise RequestError("at least 2 prompts are needed: one half is fitted to, the other checked with")
+        raise RequestError(
+            "at least 2 different prompts are needed: one half is fitted to, the other checked with"
+        )
     options = whole_blocks(options or Options(), models.gamma)
     done: set[Regime] = set()
     failed: RequestError | None = None
@@ -128,5 +134,6 @@ def fit_regime(regime: Regime, rounds: JudgedRounds) -> Fitted:
     temperatures = [round(t, 4) for t in fit_temperatures(to_fit, positions)]
     temperatures += [1.0] * (rounds.gamma - positions)
     acceptance = [round(share, 4) for share in rounds.acceptance(positions)]
+    prompts = tuple(np.unique(to_fit.prompt).tolist())
     before, after = score(held_out), score(held_out, temperatures)
-    return Fitted(regime, temperatures, acceptance, positions, len(to_fit), before, after)
+    return Fitted(regime, temperatures, acceptance, positions, len(to_fit), prompts, before, after)

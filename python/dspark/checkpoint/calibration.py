@@ -59,6 +59,8 @@ class Entry:
     the throughput policy starts."""
     rounds: int
     """Rounds that the temperatures were fitted to."""
+    fitted_prompts: tuple[str, ...] = ()
+    """Digests of the prompts of these rounds (`dspark.calibrate.prompts.digest`); empty if not known."""
     ece_before: float | None
     """Calibration error of the survivals on other rounds, all positions together."""
     ece_after: float | None
@@ -74,7 +76,9 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         """The entry as it is stored."""
         own = {name: getattr(self, name) for name in self.__slots__ if name != "regime"}
-        lists = {name: list(own[name]) for name in ("temperatures", "acceptance_by_position")}
+        lists = {
+            name: list(own[name]) for name in ("temperatures", "acceptance_by_position", "fitted_prompts")
+        }
         return {**self.regime.to_json(), **own, **lists}
 
 
@@ -136,6 +140,7 @@ def _entry(file: ConfigFile) -> Entry:
         temperatures=_temperatures(file, block_size),
         acceptance_by_position=_acceptance(file, block_size),
         rounds=_whole(file, "rounds"),
+        fitted_prompts=_digests(file),
         ece_before=_optional_number(file, "ece_before"),
         ece_after=_optional_number(file, "ece_after"),
         target=file.text("target", ""),
@@ -191,6 +196,14 @@ def _acceptance(file: ConfigFile, block_size: int) -> tuple[float, ...]:
     if not all(_is_number(value) and 0.0 <= value <= 1.0 for value in values):
         raise file.wrong("acceptance_by_position", "a list of numbers from 0 to 1", values)
     return tuple(float(value) for value in values)
+
+
+def _digests(file: ConfigFile) -> tuple[str, ...]:
+    """Files of before they were kept have none."""
+    values = file.raw("fitted_prompts") or []
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise file.wrong("fitted_prompts", "a list of texts", values)
+    return tuple(values)
 
 
 def _is_number(value: Any) -> bool:

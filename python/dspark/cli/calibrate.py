@@ -3,12 +3,14 @@
 The pair answers prompts with whole blocks verified. On half of the prompts one temperature per position is
 fitted (sequential temperature scaling), on the other half the confidences are scored before and after. A
 calibration belongs to an acceptance rule, a way of sampling and a number of Markov candidates: the file holds
-an entry for each, and what is there stays. The policy "throughput" heeds the file beside the draft.
+an entry for each, with digests of the prompts that it was fitted to, and what is there stays. The policy
+"throughput" heeds the file beside the draft.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_regime_options(parser)
 
 
-def add_work_options(parser: argparse.ArgumentParser, *, tokens: int, samples: int) -> None:
+def add_work_options(parser: argparse.ArgumentParser, *, tokens: int, samples: int, seed: int = 0) -> None:
     """How much to run, on what."""
     work = parser.add_argument_group("work")
     work.add_argument(
@@ -49,13 +51,20 @@ def add_work_options(parser: argparse.ArgumentParser, *, tokens: int, samples: i
         type=Path,
         action="append",
         metavar="FILE.jsonl",
-        help='lines with "turns" or "prompt"; may be repeated (default: built in)',
+        help='lines with "prompt", or with "turns", of which only the first is asked; may be repeated '
+        "(default: built in)",
     )
     work.add_argument("--tokens", type=int, default=tokens, metavar="N", help="tokens per answer at most")
     work.add_argument(
         "--samples", type=int, default=samples, metavar="N", help="answers per prompt above temperature 0"
     )
-    work.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the first answer")
+    work.add_argument(
+        "--seed",
+        type=int,
+        default=seed,
+        metavar="S",
+        help=f"seed of the first answer; the others count on from it (default: {seed})",
+    )
 
 
 def add_regime_options(parser: argparse.ArgumentParser) -> None:
@@ -87,8 +96,8 @@ def regimes(options: argparse.Namespace) -> list[SamplingParams]:
 
 def run(options: argparse.Namespace) -> int:
     """Runs `dspark calibrate`."""
-    from dspark.calibrate.prompts import calibration_sets
-    from dspark.calibrate.rollout import Plan, render
+    from dspark.calibrate.prompts import calibration_sets, digest, render
+    from dspark.calibrate.rollout import Plan
     from dspark.calibrate.run import calibrate_pair
     from dspark.plots import check_plot
     from dspark.serve.options import Options
@@ -108,12 +117,14 @@ def run(options: argparse.Namespace) -> int:
     models = load_models(options, progress)
     target = Path(options.target).expanduser().name
     fitted: list[Fitted] = []
-    prompts = render(models, [text for texts in sets.values() for text in texts])
+    # Each once: else one could be fitted to and checked with.
+    prompts = list(dict.fromkeys(render(models, sets, how.window(models))))
+    digests = [digest(prompt) for prompt in prompts]
     # What is fitted is kept at once: a later regime may fail, or be cut short.
     for one in calibrate_pair(models, prompts, params, plan, options=how, progress=progress):
         progress.clear()
         fitted.append(one)
-        write_calibrations(output, [entry_of(one, target)])
+        write_calibrations(output, [entry_of(one, target, digests)])
         if options.plot is not None:
             _plot(options.plot, fitted)
         if not options.json:
@@ -125,8 +136,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def entry_of(fitted: Fitted, target: str) -> Entry:
-    """The entry of calibration.json."""
+def entry_of(fitted: Fitted, target: str, digests: Sequence[str]) -> Entry:
+    """The entry of calibration.json; `digests` are those of all prompts."""
     before, after = fitted.before.overall.ece, fitted.after.overall.ece
     return Entry(
         regime=fitted.regime,
@@ -134,6 +145,7 @@ def entry_of(fitted: Fitted, target: str) -> Entry:
         temperatures=tuple(fitted.temperatures),
         acceptance_by_position=tuple(fitted.acceptance),
         rounds=fitted.rounds,
+        fitted_prompts=tuple(digests[p] for p in fitted.prompts),
         ece_before=None if before is None else round(before, 5),
         ece_after=None if after is None else round(after, 5),
         target=target,

@@ -14,6 +14,9 @@ from dspark.text.looping import is_looping
 RESAMPLES = 2000
 LEVEL = 0.95
 
+FEWEST = 3
+"""Prompts below which drawing them again says nothing: one prompt would be certain of itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -37,13 +40,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number and its 95 % interval."""
+    """A number and its 95 % interval, if there were prompts enough for one."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
-    def to_json(self) -> dict[str, float]:
+    def to_json(self) -> dict[str, float | None]:
         """Plain numbers."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
@@ -66,13 +69,12 @@ def ratio(above: Sequence[Sums], below: Sequence[Sums]) -> Estimate | None:
     is below.
 
     The interval is the percentile bootstrap over prompts: answers to one prompt, and what different ways of
-    decoding make of it, are drawn together. The generator is the same for every number, so that a report can
-    be repeated.
+    decoding make of it, are drawn together. Below `FEWEST` prompts there is none. The generator is the same
+    for every number, so that a report can be repeated.
     """
     count = len(above[0])
     if count == 0 or not all(sums.sum() > 0 for sums in [*below, *above[1:]]):
         return None
-    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
 
     def quotient(weights: NDArray[np.int64]) -> NDArray[np.float64]:
         parts = [(weights @ a) / (weights @ b) for a, b in zip(above, below, strict=True)]
@@ -81,9 +83,11 @@ def ratio(above: Sequence[Sums], below: Sequence[Sums]) -> Estimate | None:
             value = value / part
         return value
 
+    value = float(quotient(np.ones((1, count), dtype=np.int64))[0])
+    if min(np.count_nonzero(sums) for sums in below) < FEWEST:
+        return Estimate(value, None, None)
+    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = quotient(draws)
-    drawn = drawn[np.isfinite(drawn)]
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    value = float(quotient(np.ones((1, count), dtype=np.int64))[0])
+    low, high = np.quantile(drawn[np.isfinite(drawn)], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value, float(low), float(high))

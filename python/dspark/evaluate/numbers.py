@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dspark.evaluate.answers import Answer, Estimate, by_prompt, ratio
+from dspark.result import Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +41,29 @@ class Numbers:
 
     answers: int
     tokens: int
+    rounds: int
+    rounds_without_draft: int
+    """Rounds in which nothing was drafted: the policy left the draft out, a lookup found nothing, or there
+    was room for one more token."""
     acceptance_length_pooled: Estimate | None
     """All tokens committed in rounds over all rounds."""
     acceptance_length_mean_of_requests: Estimate | None
     """The mean of the answers' own means."""
+    verified_per_round: float | None
+    """Drafted tokens that the target checked, over all rounds."""
     verify_rate: float | None
-    """Share of the drafted tokens that the target checked."""
+    """Those over the tokens of a whole block."""
     acceptance_rate: float | None
-    """Share of the checked tokens that were kept."""
+    """Share of the checked tokens that were kept; what was drafted behind the end of a text is left out."""
     positions: tuple[Position, ...]
     tokens_per_second: Estimate | None
     over_plain: Estimate | None
     """Tokens per second over those of plain decoding on the same prompts."""
-    looping: float
-    """Share of answers that go round in circles."""
-    pooled_without_looping: Estimate | None
-    pooled_of_looping: Estimate | None
+
+    @property
+    def share_without_draft(self) -> float | None:
+        """Share of the rounds in which nothing was drafted."""
+        return self.rounds_without_draft / self.rounds if self.rounds else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers."""
@@ -67,23 +75,58 @@ class Numbers:
         return {**plain, "acceptance_by_position": [p.to_json() for p in self.positions]}
 
 
-def numbers(answers: Sequence[Answer], plain: Sequence[Answer], gamma: int) -> Numbers:
-    """The numbers of these answers; `plain` are plain decoding's answers to the same prompts."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One way of decoding on one data set. Answers that go round in circles flatter drafters: the others are
+    measured alone, too."""
+
+    every: Numbers
+    looping: float
+    """Share of answers that loop."""
+    without_looping: Numbers | None
+    """Of the answers that do not; over plain decoding where its own does not, either. `None` without any."""
+    of_looping: Numbers | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers, those of every answer on top."""
+        parts = {"without_looping": self.without_looping, "of_looping": self.of_looping}
+        shown = {name: None if part is None else part.to_json() for name, part in parts.items()}
+        return {**self.every.to_json(), "looping": self.looping, **shown}
+
+
+def measure(answers: Sequence[Answer], plain: Sequence[Answer], block_size: int) -> Measured:
+    """The numbers of these answers; `plain` are plain decoding's to the same requests, in the same order."""
+    pairs = list(zip(answers, plain, strict=True))
+    straight = [a for a in answers if not a.looping]
+    circling = [a for a in answers if a.looping]
+    compared = [(a, p) for a, p in pairs if not (a.looping or p.looping)]
+    return Measured(
+        numbers(answers, pairs, block_size),
+        len(circling) / len(answers),
+        numbers(straight, compared, block_size) if straight else None,
+        numbers(circling, [(a, p) for a, p in pairs if a.looping], block_size) if circling else None,
+    )
+
+
+def numbers(answers: Sequence[Answer], pairs: Sequence[tuple[Answer, Answer]], block_size: int) -> Numbers:
+    """The numbers of these answers; `pairs` are answers beside those of plain decoding."""
     rounds = [r for answer in answers for r in answer.rounds]
-    drafted, verified = sum(r.drafted for r in rounds), sum(r.verified for r in rounds)
+    verified = sum(r.verified for r in rounds)
+    judged = sum(map(_judged, rounds))
+    per_round = verified / len(rounds) if rounds else None
     return Numbers(
         answers=len(answers),
         tokens=sum(answer.tokens for answer in answers),
+        rounds=len(rounds),
+        rounds_without_draft=sum(r.drafted == 0 for r in rounds),
         acceptance_length_pooled=_pooled(answers),
         acceptance_length_mean_of_requests=_mean_of_requests(answers),
-        verify_rate=verified / drafted if drafted else None,
-        acceptance_rate=sum(r.accepted for r in rounds) / verified if verified else None,
-        positions=tuple(_position(answers, k) for k in range(gamma)) if drafted else (),
+        verified_per_round=per_round,
+        verify_rate=None if per_round is None else per_round / block_size,
+        acceptance_rate=sum(r.accepted for r in rounds) / judged if judged else None,
+        positions=tuple(_position(rounds, k) for k in range(block_size)) if verified else (),
         tokens_per_second=_speed(answers),
-        over_plain=None if answers is plain else _speed(answers, plain),
-        looping=sum(answer.looping for answer in answers) / len(answers),
-        pooled_without_looping=_pooled([answer for answer in answers if not answer.looping]),
-        pooled_of_looping=_pooled([answer for answer in answers if answer.looping]),
+        over_plain=_over_plain(pairs),
     )
 
 
@@ -104,23 +147,26 @@ def _mean_of_requests(answers: Sequence[Answer]) -> Estimate | None:
     return ratio([means], [by_prompt(drafting, prompts, lambda _: 1)])
 
 
-def _speed(answers: Sequence[Answer], base: Sequence[Answer] | None = None) -> Estimate | None:
-    above, below = [], []
-    prompts = _prompts(answers)
-    for side in (answers, base):
-        if side is not None:
-            above.append(by_prompt(side, prompts, lambda answer: answer.tokens))
-            below.append(by_prompt(side, prompts, lambda answer: answer.seconds or 0.0))
-    return ratio(above, below)
+def _speed(*sides: Sequence[Answer]) -> Estimate | None:
+    """Tokens per second, or how many times those of a second side to the same prompts."""
+    prompts = _prompts(sides[0])
+    tokens = [by_prompt(side, prompts, lambda answer: answer.tokens) for side in sides]
+    return ratio(tokens, [by_prompt(side, prompts, lambda answer: answer.seconds or 0.0) for side in sides])
 
 
-def _position(answers: Sequence[Answer], k: int) -> Position:
-    # A round that ended its text at an accepted token says nothing about what was drafted behind it.
-    judged = [
-        r
-        for answer in answers
-        for r in answer.rounds
-        if (r.verified if r.committed > r.accepted else r.accepted) > k
-    ]
+def _over_plain(pairs: Sequence[tuple[Answer, Answer]]) -> Estimate | None:
+    if all(answer is plain for answer, plain in pairs):
+        return None  # plain decoding itself, or nothing to compare
+    return _speed([answer for answer, _ in pairs], [plain for _, plain in pairs])
+
+
+def _judged(r: Round) -> int:
+    """Positions of which a round says something. One that ended its text at an accepted token says nothing
+    about what was drafted behind it."""
+    return r.verified if r.committed > r.accepted else r.accepted
+
+
+def _position(rounds: Sequence[Round], k: int) -> Position:
+    judged = [r for r in rounds if _judged(r) > k]
     kept = sum(r.accepted > k for r in judged)
     return Position(sum(r.accepted >= k for r in judged), kept, kept / len(judged) if judged else None)

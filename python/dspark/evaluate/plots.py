@@ -1,8 +1,9 @@
-"""The plots of a report, as SVG; needs the extra `dspark[plots]`."""
+"""The plots of a report, over all answers, as SVG; needs the extra `dspark[plots]`."""
 
 from __future__ import annotations
 
 from io import StringIO
+from math import nan
 
 from matplotlib.figure import Figure
 
@@ -21,14 +22,15 @@ def plots(regime: Evaluated) -> list[tuple[str, str]]:
         ("Acceptance by position, all data sets", positions(regime)),
         ("Tokens per second, one request at a time", bars(regime, "tokens_per_second")),
     ]
-    if regime.head is not None:
-        shown.append(("Reliability of the confidence head", reliability(regime.head, regime.calibrated)))
+    if regime.head.scores is not None:
+        figure = reliability(regime.head.scores, regime.head.calibrated)
+        shown.append(("Reliability of the confidence head", figure))
     return [(title, svg(figure)) for title, figure in shown]
 
 
 def bars(regime: Evaluated, what: str) -> Figure:
     """A group of bars for each data set, a bar for each method that has the number, with its interval."""
-    sets = list(regime.numbers)
+    sets = list(regime.measured)
     methods = [m for m in COLORS if any(_estimate(regime, s, m, what) for s in sets)]
     figure = Figure(figsize=(2 + 1.6 * len(sets), 3.2), layout="constrained")
     axis = figure.subplots()
@@ -40,8 +42,8 @@ def bars(regime: Evaluated, what: str) -> Figure:
             [e.value for _, e in found],
             width,
             yerr=[
-                [max(e.value - e.low, 0.0) for _, e in found],
-                [max(e.high - e.value, 0.0) for _, e in found],
+                [nan if e.low is None else max(e.value - e.low, 0.0) for _, e in found],
+                [nan if e.high is None else max(e.high - e.value, 0.0) for _, e in found],
             ],
             capsize=3,
             label=method,
@@ -58,13 +60,13 @@ def positions(regime: Evaluated) -> Figure:
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for method, color in COLORS.items():
-        found = regime.numbers["all"].get(method)
-        if found is None or not found.positions:
+        found = regime.measured["all"].get(method)
+        if found is None or not found.every.positions:
             continue
-        at = range(1, len(found.positions) + 1)
-        gap = float("nan")
-        rates = [gap if p.rate is None else p.rate for p in found.positions]
-        survivals = [gap if p.survival is None else p.survival for p in found.positions]
+        shown = found.every.positions
+        at = range(1, len(shown) + 1)
+        rates = [nan if p.rate is None else p.rate for p in shown]
+        survivals = [nan if p.survival is None else p.survival for p in shown]
         left.plot(at, rates, marker="o", color=color, label=method)
         right.plot(at, survivals, marker="o", color=color, label=method)
     left.set(title="accepted, given the prefix", xlabel="position", ylim=(0, 1))
@@ -96,6 +98,6 @@ def svg(figure: Figure) -> str:
 
 
 def _estimate(regime: Evaluated, data_set: str, method: str, what: str) -> Estimate | None:
-    found = regime.numbers[data_set].get(method)
-    value: Estimate | None = None if found is None else getattr(found, what)
+    found = regime.measured[data_set].get(method)
+    value: Estimate | None = None if found is None else getattr(found.every, what)
     return value

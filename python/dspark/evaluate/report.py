@@ -8,7 +8,8 @@ from typing import Any
 
 from dspark.calibrate.scores import HeadScores
 from dspark.evaluate.answers import Estimate
-from dspark.evaluate.numbers import Numbers
+from dspark.evaluate.head import Head
+from dspark.evaluate.numbers import Measured, Numbers
 from dspark.evaluate.run import METHODS, Evaluated, Evaluation
 
 Row = tuple[str, ...]
@@ -25,26 +26,59 @@ _COLUMNS: dict[str, Callable[[Numbers], str]] = {
     "acceptance length (pooled)": lambda n: _estimate(n.acceptance_length_pooled),
     "(mean of requests)": lambda n: _estimate(n.acceptance_length_mean_of_requests),
     "verify rate": lambda n: text(n.verify_rate, ".1%"),
+    "no draft": lambda n: text(n.share_without_draft, ".0%"),
     "accepted": lambda n: text(n.acceptance_rate, ".1%"),
     "tokens/s": lambda n: _estimate(n.tokens_per_second, 1),
     "over plain": lambda n: _estimate(n.over_plain),
-    "looping": lambda n: text(n.looping, ".0%"),
-    "without looping": lambda n: _estimate(n.pooled_without_looping),
-    "of looping": lambda n: _estimate(n.pooled_of_looping),
 }
+
+NOTES = (
+    "intervals: 95 %, by bootstrap over prompts, from 3 of them on",
+    "acceptance length: tokens that a round commits, the corrected or bonus one included; 1 is no gain",
+    "verify rate: drafted tokens that are verified per round, over the block size; at the end of an answer "
+    "there is room for less than a block",
+    "no draft: rounds in which nothing is drafted; they count in acceptance length and verify rate",
+    "looping: less than half of the 4-grams are distinct",
+)
+"""What the columns mean."""
+
+
+def tables(regime: Evaluated) -> list[tuple[str, list[Row]]]:
+    """The titles and rows of one regime. Those without looping answers are missing where no answer loops."""
+    loops = any(m.looping for methods in regime.measured.values() for m in methods.values())
+    shown = [("all answers", main_rows(regime), position_rows(regime, lambda m: m.every))]
+    if loops:
+        straight = position_rows(regime, lambda m: m.without_looping)
+        shown.append(("without looping answers", without_looping_rows(regime), straight))
+    found = [(f"Acceptance and speed, {which}", rows) for which, rows, _ in shown]
+    found += [(f"Acceptance by position, all data sets, {which}", rows) for which, _, rows in shown]
+    return [*found, ("Confidence head: survival against what was accepted", head_rows(regime.head))]
 
 
 def main_rows(regime: Evaluated) -> list[Row]:
     """A row for each data set and method, below a heading."""
-    rows: list[Row] = [("data set", "method", *_COLUMNS)]
-    for data_set, methods in regime.numbers.items():
-        rows += [(data_set, m, *(show(n) for show in _COLUMNS.values())) for m, n in methods.items()]
+    rows: list[Row] = [("data set", "method", *_COLUMNS, "looping", "of looping")]
+    for data_set, methods in regime.measured.items():
+        for method, m in methods.items():
+            loops = None if m.of_looping is None else m.of_looping.acceptance_length_pooled
+            cells = [show(m.every) for show in _COLUMNS.values()]
+            rows.append((data_set, method, *cells, text(m.looping, ".0%"), _estimate(loops)))
     return rows
 
 
-def position_rows(regime: Evaluated) -> list[Row]:
+def without_looping_rows(regime: Evaluated) -> list[Row]:
+    """The same of the answers that do not loop; no row for a method all of whose answers do."""
+    rows: list[Row] = [("data set", "method", *_COLUMNS)]
+    for data_set, methods in regime.measured.items():
+        kept = [(method, m.without_looping) for method, m in methods.items() if m.without_looping is not None]
+        rows += [(data_set, method, *(show(n) for show in _COLUMNS.values())) for method, n in kept]
+    return rows
+
+
+def position_rows(regime: Evaluated, part: Callable[[Measured], Numbers | None]) -> list[Row]:
     """Acceptance by position over all data sets: given the prefix, and of the whole prefix."""
-    drafting = {m: n for m, n in regime.numbers["all"].items() if n.positions}
+    parts = {method: part(m) for method, m in regime.measured["all"].items()}
+    drafting = {method: n for method, n in parts.items() if n is not None and n.positions}
     rows: list[Row] = [
         ("position", *(f"{m} {what}" for m in drafting for what in ("given prefix", "prefix")))
     ]
@@ -57,9 +91,9 @@ def position_rows(regime: Evaluated) -> list[Row]:
     return rows
 
 
-def head_rows(regime: Evaluated) -> list[Row]:
+def head_rows(head: Head) -> list[Row]:
     """The confidence head's scores, raw and calibrated; none without a head."""
-    heads = [("head", regime.head), ("calibrated", regime.calibrated)]
+    heads = [("head", head.scores), ("calibrated", head.calibrated)]
     known: list[tuple[str, HeadScores]] = [(name, scores) for name, scores in heads if scores is not None]
     if not known:
         return []
@@ -85,19 +119,18 @@ def html(evaluation: Evaluation) -> str:
     regimes = [
         {
             "name": str(regime.regime),
-            "tables": [
-                ("Acceptance and speed", main_rows(regime)),
-                ("Acceptance by position, all data sets", position_rows(regime)),
-                ("Confidence head: survival against what was accepted", head_rows(regime)),
-            ],
+            "head_note": regime.head.note,
+            "tables": tables(regime),
             "plots": plots(regime),
         }
         for regime in evaluation.regimes
     ]
-    return page.render(info=evaluation.info, methods=METHODS, regimes=regimes)
+    return page.render(info=evaluation.info, methods=METHODS, notes=NOTES, regimes=regimes)
 
 
 def _estimate(value: Estimate | None, digits: int = 2) -> str:
     if value is None:
         return "-"
+    if value.low is None or value.high is None:
+        return f"{value.value:.{digits}f} [-]"
     return f"{value.value:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"

@@ -7,20 +7,22 @@ answers: one that knew them from before would save their prefill.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from dspark.calibrate.rollout import Plan, Progress, render
-from dspark.calibrate.rounds import JudgedRounds, judged_rounds
+from dspark import __version__
+from dspark.calibrate.prompts import render
+from dspark.calibrate.rollout import Plan, Progress
+from dspark.calibrate.rounds import judged_rounds
 from dspark.calibrate.run import regime_of
-from dspark.calibrate.scores import HeadScores, score
 from dspark.checkpoint.calibration import Regime
 from dspark.decoder import DSparkDecoder, Prompt
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, RequestError
 from dspark.evaluate.answers import Answer
+from dspark.evaluate.head import Head, score_head
 from dspark.evaluate.ngram import lookup_rounds
-from dspark.evaluate.numbers import Numbers, numbers
+from dspark.evaluate.numbers import Measured, measure
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.serve.models import Models
@@ -32,7 +34,7 @@ ALL = "all"
 METHODS = {
     "plain": "the target alone",
     "draft": "the draft",
-    "block": "the same draft with its Markov head switched off",
+    "block": "the same draft with its Markov head switched off, whole blocks verified",
     "ngram": "n-gram lookup, without a model",
 }
 """Ways of decoding, and what they are."""
@@ -65,24 +67,19 @@ class Evaluated:
     """One regime."""
 
     regime: Regime
-    numbers: Mapping[str, Mapping[str, Numbers]]
+    measured: Mapping[str, Mapping[str, Measured]]
     """By data set, then by method. Of one data set alone there is only "all"."""
-    head: HeadScores | None
-    """The confidence head's own scores, over all data sets; `None` without one, or where a policy hides the
-    positions that it thinks little of."""
-    calibrated: HeadScores | None
-    """Those with the draft's calibration.json, where it has an entry for the regime."""
+    head: Head
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers."""
         return {
             **self.regime.to_json(),
             "data_sets": {
-                name: {method: n.to_json() for method, n in methods.items()}
-                for name, methods in self.numbers.items()
+                name: {method: m.to_json() for method, m in methods.items()}
+                for name, methods in self.measured.items()
             },
-            "confidence_head": None if self.head is None else self.head.to_json(),
-            "confidence_head_calibrated": None if self.calibrated is None else self.calibrated.to_json(),
+            **self.head.to_json(),
         }
 
 
@@ -103,26 +100,28 @@ class Evaluation:
 
 
 def evaluate_pair(
-    load: Callable[[], Models],
+    models: Models,
     data_sets: Mapping[str, Sequence[str]],
     regimes: Sequence[SamplingParams],
     plan: Plan,
     options: Options,
     progress: Progress = lambda *_: None,
 ) -> Evaluation:
-    """Evaluates the pair that `load` gives on texts by data set, for each of the sampling parameters.
+    """Evaluates a loaded pair on texts by data set, for each of the sampling parameters.
 
-    `load` is called on the engine's thread. Raises what `DSparkDecoder.generate` raises.
+    Raises `ConfigError` without a draft, and what `render` and `DSparkDecoder.generate` raise.
     """
-    answers: dict[tuple[Regime, str], list[Answer]] = {}
-    raw: dict[Regime, list[GenerationResult]] = {}
-    with DSparkDecoder(load, options) as decoder:
-        models, info = decoder.models, decoder.info()
     if models.draft is None:
         raise ConfigError("there is no draft to evaluate: give --draft DIR")
+    if ALL in data_sets and len(data_sets) > 1:
+        raise RequestError(f"a data set cannot be called {ALL}, which stands for all of them")
+    prompts = render(models, data_sets, options.window(models))
+    answers: dict[tuple[Regime, str], list[Answer]] = {}
+    raw: dict[Regime, list[GenerationResult]] = {}
+    with DSparkDecoder(lambda: models, options) as decoder:
+        info = decoder.info() | {"dspark": __version__, "plan": asdict(plan)}
     width = models.drafted_per_round(options.block_size)
     names = [name for name, texts in data_sets.items() for _ in texts]
-    prompts = render(models, [text for texts in data_sets.values() for text in texts])
     filled = [params.with_defaults(models.generation_config) for params in regimes]
     keyed = {regime_of(params, options): params for params in filled}
     for regime, params in keyed.items():
@@ -131,9 +130,10 @@ def evaluate_pair(
         draft: list[GenerationResult] = []
         for start in range(0, len(jobs), len(prompts)):
             with DSparkDecoder(lambda: models, options) as decoder:
-                # First passes are slower. Backwards: nothing that follows begins like it.
-                backwards = models.tokens(prompts[0])[::-1]
-                decoder.generate(backwards, replace(params, max_tokens=16))
+                # First passes are slower, on both sides. Backwards: nothing that follows begins like it.
+                for drafting in (False, True):
+                    first = replace(params, max_tokens=16, ignore_eos=True, speculative=drafting)
+                    decoder.generate(prompts[0][::-1], first)
                 for number, (_, prompt, each) in enumerate(jobs[start : start + len(prompts)], start):
                     progress(str(regime), number, len(jobs))
                     plain.append(decoder.generate(prompt, replace(each, speculative=False)))
@@ -160,9 +160,9 @@ def evaluate_pair(
     for regime in keyed:
         which = [job[0] for job in _jobs(keyed[regime], plan, prompts)]
         by_method = {m: answers[regime, m] for m in METHODS if (regime, m) in answers}
-        table = _numbers(names, by_method, width)
-        scores = _scores(models, regime, judged_rounds(raw[regime], which, width), options)
-        done.append(Evaluated(regime, table, *scores))
+        table = _table(names, by_method, width)
+        rounds = judged_rounds(raw[regime], which, width)
+        done.append(Evaluated(regime, table, score_head(models, regime, rounds, prompts, options.policy)))
     return Evaluation(info, done)
 
 
@@ -183,28 +183,16 @@ def _looked_up(prompt: int, plain: GenerationResult, width: int, max_tokens: int
     return replace(Answer.of(prompt, plain), rounds=rounds, seconds=None)
 
 
-def _numbers(
+def _table(
     names: Sequence[str], answers: Mapping[str, list[Answer]], width: int
-) -> dict[str, dict[str, Numbers]]:
+) -> dict[str, dict[str, Measured]]:
     """By data set, `names` having that of each prompt, and method; `width` tokens are drafted per round."""
-    table: dict[str, dict[str, Numbers]] = {}
+    table: dict[str, dict[str, Measured]] = {}
     sets = list(dict.fromkeys(names))
     for name in [*sets, ALL] if len(sets) > 1 else [ALL]:
         chosen = {
             method: [a for a in found if name == ALL or names[a.prompt] == name]
             for method, found in answers.items()
         }
-        table[name] = {m: numbers(found, chosen["plain"], width) for m, found in chosen.items()}
+        table[name] = {m: measure(found, chosen["plain"], width) for m, found in chosen.items()}
     return table
-
-
-def _scores(
-    models: Models, regime: Regime, rounds: JudgedRounds, options: Options
-) -> tuple[HeadScores | None, HeadScores | None]:
-    """The confidence head's scores, and those with the draft's calibration."""
-    # Under "threshold" only positions are seen that the head thinks well of: they say nothing about it.
-    if not models.has_confidence or options.policy != "fixed":
-        return None, None
-    fitting = [e for e in models.calibrations if e.key == (regime, models.gamma)]
-    calibrated = score(rounds, list(fitting[0].temperatures[: rounds.gamma])) if fitting else None
-    return score(rounds), calibrated
