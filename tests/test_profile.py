@@ -59,7 +59,7 @@ def test_a_table_and_a_picture(tmp_path: Path) -> None:
     lines = out.splitlines()
     assert any(line.split() == ["target", "pass", "requests", "ms", "tokens/s"] for line in lines)
     assert any(line.startswith("16 tokens") for line in lines)
-    assert any(line.startswith("draft context, per committed token") for line in lines)
+    assert any(line.startswith("draft pass and context") for line in lines)
     assert err.startswith("dspark: kept from an earlier run; ")
 
 
