@@ -160,6 +160,25 @@ def test_a_small_run_as_a_table() -> None:
     assert last.startswith("1 cells in ")
 
 
+def test_what_is_timed_was_not_warmed_up_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[int, set[tuple[int, ...]]] = {4: set(), 16: set()}
+    with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", max_batch_size=2) as decoder:
+        generate = decoder.generate
+
+        def see(prompts: Any, params: Any) -> Any:
+            asked[params[0].max_tokens].update(map(tuple, prompts))
+            return generate(prompts, params)
+
+        monkeypatch.setattr(decoder, "generate", see)
+        prompts = [[i + 1] for i in range(12)]
+        grid = Grid(sets=["x"], temperatures=[0.0], batches=[2], policies=["fixed"], turns=3, tokens=16)
+        monkeypatch.setattr(Grid, "warm_tokens", 4)
+        [_] = Bench(decoder, grid, {"x": prompts}).run(lambda *_: None)
+    warm, timed = asked[4], asked[16]
+    assert timed == {(i + 1,) for i in range(6)} | {(7,), (8,)}  # the last two are the cell's first run
+    assert warm == {(i + 1,) for i in range(6, 12)}
+
+
 def test_the_rounds_of_others_leave_throughputs_costs_alone() -> None:
     dear = CostTable([(1, 1.0)])  # any round is cheaper
     with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", cost_table=dear) as decoder:

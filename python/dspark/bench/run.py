@@ -98,32 +98,34 @@ class Bench:
 
     def _cell(self, cell: Cell) -> dict[str, ModeRuns]:
         modes, runs = self._grid.modes, {mode: ModeRuns() for mode in self._grid.modes}
+        # Requests are numbered. Those to warm up with have other prompts: the timed ones shall be new.
+        elsewhere = len(self._prompts[cell.prompts]) // 2
         for mode in modes:  # whatever happens once happens here
             self._switch(mode)
-            self._generate(cell, mode, 0, self._grid.tokens)
+            self._generate(cell, mode, elsewhere, self._grid.tokens)
         for turn in range(self._grid.turns):
             first = turn % len(modes)
             for mode in modes[first:] + modes[:first]:
                 self._switch(mode)
-                self._generate(cell, mode, turn, self._grid.warm_tokens)
-                runs[mode].add(*self._timed(cell, mode, turn))
+                self._generate(cell, mode, turn * cell.batch + elsewhere, self._grid.warm_tokens)
+                runs[mode].add(*self._timed(cell, mode, turn * cell.batch))
         return runs
 
-    def _timed(self, cell: Cell, mode: str, turn: int) -> tuple[list[GenerationResult], float, float]:
+    def _timed(self, cell: Cell, mode: str, first: int) -> tuple[list[GenerationResult], float, float]:
         """One timed run: results, seconds of decoding, seconds in all."""
         time.sleep(SETTLE)
         before, started = self._decoder.stats(), time.perf_counter()
-        results = self._generate(cell, mode, turn, self._grid.tokens)
+        results = self._generate(cell, mode, first, self._grid.tokens)
         wall = time.perf_counter() - started
         time.sleep(SETTLE)
         after = self._decoder.stats()
         spent = {name: after[name] - before[name] for name in ("round_s", "prefill_s")}
         return results, spent["round_s"] - spent["prefill_s"], wall
 
-    def _generate(self, cell: Cell, mode: str, turn: int, tokens: int) -> list[GenerationResult]:
-        """The batch of a turn: the same prompts and seeds for every mode, others in every turn."""
+    def _generate(self, cell: Cell, mode: str, first: int, tokens: int) -> list[GenerationResult]:
+        """A batch from request number `first` on: the same prompts and seeds for every mode."""
         prompts = self._prompts[cell.prompts]
-        numbers = range(turn * cell.batch, (turn + 1) * cell.batch)
+        numbers = range(first, first + cell.batch)
         params = [
             SamplingParams(
                 max_tokens=tokens,

@@ -113,6 +113,12 @@ def run(options: argparse.Namespace) -> int:
     else:
         marked = sum(bool(report.marks) for report in reports)
         print_text(f"\n{len(reports)} cells in {duration(took)}, {marked} of them marked")
+        repeats = sum(r.cell.batch * grid.turns > len(texts[r.cell.prompts]) for r in reports)
+        if repeats:
+            print_text(
+                f"{repeats} of them ask prompts more than once: their intervals are more of the clock than "
+                "of the prompts"
+            )
     return 0 if ended is None else _unfinished(ended, options.json)
 
 
