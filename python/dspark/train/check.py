@@ -24,13 +24,14 @@ from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.serve.models import parse_device, parse_dtype
 from dspark.target import load_target
+from dspark.target.load import read_target_config
 from dspark.text import Tokenizer
 from dspark.train.batch import Anchors
 from dspark.train.create import draft_from
 from dspark.train.data.conversations import Conversation
 from dspark.train.examples import collate
 from dspark.train.forward import TrainingPass
-from dspark.train.gather import gather
+from dspark.train.gather import directories, gather
 from dspark.train.settings import Settings
 from dspark.train.teacher import Teacher
 
@@ -43,7 +44,11 @@ Say = Callable[[str], None]
 
 
 def check(settings: Settings, say: Say) -> dict[str, Any]:
-    """Runs the gates on `output/draft`, else on `start`, with prompts of the data."""
+    """Runs the gates on `output/draft`, else on `start`, with prompts of the data, generated ones included.
+
+    Raises:
+        ConfigError: there is no draft, or no data yet.
+    """
     draft = settings.output / "draft"
     if not draft.exists():
         if settings.start is None:
@@ -51,13 +56,15 @@ def check(settings: Settings, say: Say) -> dict[str, Any]:
         draft = resolve(settings.start, "draft")
     path = resolve(settings.target, "target")
     tokenizer = Tokenizer.from_directory(path) if (path / "tokenizer.json").exists() else None
-    trained, _ = gather(settings, [], tokenizer, say)
+    generated = [place for place in directories(settings).values() if place.is_dir()]
+    trained, _ = gather(settings, generated, tokenizer, read_target_config(path).vocab_size, say)
     prompts = [one.tokens[: one.answers[0][0]].tolist() for one in trained[:PROMPTS]]
     return gates(settings, path, draft, prompts)
 
 
 def gates(settings: Settings, target: Path, draft: Path, prompts: Sequence[list[int]]) -> dict[str, Any]:
-    """Both gates on these prompts; `passed` says whether all is equal, up to near-ties."""
+    """Both gates on these prompts. `verdict` is "passed" where all is equal, up to near-ties, "failed" where
+    something is not, and "inconclusive" where nothing was accepted: then equality proves nothing."""
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS)
     with DSparkDecoder.from_pretrained(
         target, draft, device=settings.device, dtype="float32", policy="fixed"
@@ -69,8 +76,10 @@ def gates(settings: Settings, target: Path, draft: Path, prompts: Sequence[list[
     training = TrainingPass(trainable, attention=settings.attention)
     found = [_one(teacher, training, result) for result in results]
     sums = {key: sum(one[key] for one in found) for key in found[0]}
-    passed = sums["teacher_wrong"] == 0 and sums["rounds_wrong"] == 0 and sums["rounds"] > 0
-    return {"draft": str(draft), **sums, "passed": passed}
+    verdict = "passed" if sums["drafted_accepted"] else "inconclusive"
+    if sums["teacher_wrong"] or sums["rounds_wrong"]:
+        verdict = "failed"
+    return {"draft": str(draft), **sums, "verdict": verdict, "passed": verdict == "passed"}
 
 
 def _one(teacher: Teacher, training: TrainingPass, result: GenerationResult) -> dict[str, int]:
@@ -80,7 +89,8 @@ def _one(teacher: Teacher, training: TrainingPass, result: GenerationResult) -> 
     states = teacher.states([one])
     with torch.no_grad():
         logits = teacher.target.project(states[0].hidden[start - 1 : -1])
-    best, own = logits.max(-1).values, logits.gather(1, torch.from_numpy(tokens[start:, None])).squeeze(1)
+    decoded = torch.from_numpy(tokens[start:, None]).to(logits.device)
+    best, own = logits.max(-1).values, logits.gather(1, decoded).squeeze(1)
     wrong = int((best - own > NEAR).sum())
     # Rounds that a limit did not cut: their anchors, and what they accepted.
     anchors, accepted, at = [], [], start
