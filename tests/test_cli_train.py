@@ -38,11 +38,12 @@ def test_a_run_and_its_gates(tmp_path: Path, chats: Path, capsys: pytest.Capture
     assert len(outcome["held_out"]["1"]["by_position"]) == 3
     assert "conversations of" in shown.err
     assert list((tmp_path / "run" / "tensorboard").iterdir())
-    # A draft of two steps may have guessed a token or not: the gates' verdict is the exit code.
-    code = main([*command(tmp_path / "run", chats), "--check", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["verdict"] == ("passed" if found["drafted_accepted"] else "inconclusive")
-    assert code == (0 if found["passed"] else 1)
+    # A draft of two steps proves nothing.
+    assert main([*command(tmp_path / "run", chats), "--check", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "inconclusive"
+    trained = ["--target", "tiny", "--output", str(tmp_path / "none"), "--data", str(chats)]
+    assert main(["train", *trained, "--start", "tiny-draft", "--check", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "passed"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_a_draft_to_start_from_has_its_own_shape() -> None:
     def parsed(*more: str) -> Settings:
         parser = argparse.ArgumentParser()
         train.add_arguments(parser)
-        base = ["--target", "tiny", "--output", "run", "--data", "x", *more]
+        base = ["--target", "tiny", "--output", "run", "--self-prompts", "1", *more]
         return train.settings_of(parser.parse_args(base))
 
     assert (

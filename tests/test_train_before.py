@@ -42,7 +42,8 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
 def asked(tmp_path: Path, **changes: Any) -> Settings:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "a"}\n')
-    return small_run(tmp_path / "run", tmp_path, data={"files": (), "prompts": prompts}, **changes)
+    data = {"files": (), "prompts": prompts} | changes.pop("data", {})
+    return small_run(tmp_path / "run", tmp_path, data=data, **changes)
 
 
 @pytest.mark.usefixtures("never")
@@ -60,6 +61,7 @@ def asked(tmp_path: Path, **changes: Any) -> Settings:
         ({"failed_anchors": 0.5}, "without a draft do not say"),
         ({"start": "tiny-draft", "shape": {"training_block_size": 2}}, "training_block_size"),
         ({"target": "/nowhere"}, "nowhere"),
+        ({"data": {"files": (Path("/nowhere"),)}}, "data names /nowhere"),
     ],
 )
 def test_said_before_generation(tmp_path: Path, changes: dict[str, Any], named: str) -> None:

@@ -126,6 +126,8 @@ def test_files_that_do_not_say_where_answers_start_need_a_template(tmp_path: Pat
     (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}')
     with pytest.raises(CheckpointError, match="no chat template"):
         list(read_conversations([tmp_path], None, VOCABULARY))
+    with pytest.raises(CheckpointError, match="nowhere: no such file"):
+        list(read_conversations([tmp_path / "nowhere"], None, VOCABULARY))
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"no \.safetensors or \.jsonl"):
         list(read_conversations([tmp_path / "empty"], None, VOCABULARY))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,14 +34,27 @@ def test_training_and_decoding_agree(tmp_path: Path, decoders: Callable[..., DSp
     assert found["drafted_accepted"]
 
 
-def test_a_draft_of_which_nothing_is_accepted_proves_nothing(
+def test_an_untrained_draft_proves_nothing(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=4)
+    untrained = {"learning_rate": 1e-12, "pace": {"steps": 1}, "data": {"held_out": 0.0}}
+    train(small_run(tmp_path, chats, **untrained), print)
+    monkeypatch.setattr(sys.modules[__name__], "DRAFT", tmp_path / "draft")
+    found = gates(tmp_path, decoders)
+    assert found["drafted_accepted"]  # it repeats its input
+    assert not found["teacher_wrong"]
+    assert not found["rounds_wrong"]
+    assert (found["verdict"], found["passed"]) == ("inconclusive", False)
+
+
+def test_equality_without_an_accepted_token_proves_nothing(
     tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = check._one
     monkeypatch.setattr(check, "_one", lambda *given: one(*given) | {"drafted_accepted": 0})
     found = gates(tmp_path, decoders)
-    assert not found["teacher_wrong"]
-    assert not found["rounds_wrong"]
+    assert found["noticed"]
     assert (found["verdict"], found["passed"]) == ("inconclusive", False)
 
 

@@ -156,6 +156,9 @@ class Settings:
         for name, file in (("prompts", self.data.prompts), ("openers", self.data.openers)):
             if file is not None and not file.is_file():
                 raise ConfigError(f"{name} is {file}; no such file")
+        for file in self.data.files:
+            if not file.exists():
+                raise ConfigError(f"data names {file}; no such file or directory")
         if not all(0.0 < t < math.inf for t in self.temperatures):
             raise ConfigError("temperatures must be above 0: temperature 0 is measured in any case")
         if not (self.data.files or self.data.prompts or self.data.self_prompts):

@@ -95,6 +95,8 @@ def read_conversations(
     """
     for path in paths:
         files = sorted(f for f in path.rglob("*") if f.suffix in KINDS) if path.is_dir() else [path]
+        if not path.exists():
+            raise CheckpointError(f"{path}: no such file or directory")
         if not files:
             raise CheckpointError(f"{path}: no {' or '.join(KINDS)} files there")
         for file in files:
