@@ -84,7 +84,8 @@ class Settings:
 
     Attributes:
         target: a directory or a known name. output: the run's directory; the draft is in its `draft`.
-        shape: of a new draft; start: or a draft to go on from; start_layers: the target's layers that a new
+        shape: of a new draft; start: or a draft to go on from, whose shape holds but for the
+            training_block_size, where that is given; start_layers: the target's layers that a new
             draft's start as copies of, its final norm with them.
         anchors: blocks per sequence. failed_anchors: share of them where verify passes failed.
         context_noise: see `noisy`. learning_rate, warmup, cooldown: see `Rate`. clip (0: off), muon,

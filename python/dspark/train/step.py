@@ -130,6 +130,7 @@ class Stepper:
                 # Data parallelism divides by the number of processes; the weights are those of all.
                 (terms.loss(factors, weights[0], weights[1]) * world.size).backward()
             found.append(Terms(*(value.detach() for value in terms)))
+            del batch  # before the next one's states come
         tokens = sum(len(sequences[i].tokens) for i in range(len(sequences)))
         return self._measure(found, weights, factors, tokens)
 
