@@ -4,7 +4,8 @@
 #
 #   DATA    conversations of the target (safetensors or JSON lines), space-separated
 #   RUN     the run's directory (default ~/.cache/dspark/training/smollm2)
-#   HOURS   end after so many hours of training, with a checkpoint, to be resumed
+#   HOURS   end so many hours after the start, with a checkpoint, to be resumed; what comes before the first
+#           step counts, and is not cut short
 #   STEPS   length of the whole run: the rate stays at its peak, and falls to nothing over the last COOLDOWN of
 #           them. Before that, EXTRA=--accept-changes takes another length
 #   PROMPTS how many prompts the target makes up and answers itself, beside DATA

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from dspark import DSparkDecoder
-from dspark.cli import main
+from dspark.cli import main, train
+from dspark.errors import ConfigError
+from dspark.train.settings import Settings
+from dspark.train.shape import Shape
 from training import write_chats
 
 
@@ -34,8 +38,12 @@ def test_a_run_and_its_gates(tmp_path: Path, chats: Path, capsys: pytest.Capture
     assert len(outcome["held_out"]["1"]["by_position"]) == 3
     assert "conversations of" in shown.err
     assert list((tmp_path / "run" / "tensorboard").iterdir())
-    assert main([*command(tmp_path / "run", chats), "--check", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["passed"]
+    # A draft of two steps proves nothing.
+    assert main([*command(tmp_path / "run", chats), "--check", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "inconclusive"
+    trained = ["--target", "tiny", "--output", str(tmp_path / "none"), "--data", str(chats)]
+    assert main(["train", *trained, "--start", "tiny-draft", "--check", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "passed"
 
 
 @pytest.mark.parametrize(
@@ -54,6 +62,10 @@ def test_a_run_and_its_gates(tmp_path: Path, chats: Path, capsys: pytest.Capture
         (["--prompts", "/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--openers", "/nowhere.txt"], "/nowhere.txt"),
         (["--threads", "0"], "--threads"),
+        (["--clip", "-1"], "clip"),
+        (["--packaging", "flat", "--lean"], "lean"),
+        (["--start-layers", "9"], "start_layers"),
+        (["--start", "tiny-draft"], "--layers is of a new draft"),
     ],
 )
 def test_what_cannot_be_is_one_line(
@@ -63,6 +75,41 @@ def test_what_cannot_be_is_one_line(
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert named in last
     assert "unexpected" not in last
+
+
+def test_a_draft_to_start_from_has_its_own_shape() -> None:
+    def parsed(*more: str) -> Settings:
+        parser = argparse.ArgumentParser()
+        train.add_arguments(parser)
+        base = ["--target", "tiny", "--output", "run", "--self-prompts", "1", *more]
+        return train.settings_of(parser.parse_args(base))
+
+    assert (
+        parsed().shape
+        == parsed("--layers", "5", "--block-size", "7", "--markov-rank", "256").shape
+        == Shape()
+    )
+    assert parsed("--no-confidence", "--taps", "0", "2").shape == Shape(confidence=False, taps=(0, 2))
+    assert parsed("--start", "d", "--training-block-size", "9").shape == Shape(training_block_size=9)
+    for flag in train.SHAPE:
+        if flag not in ("training-block-size", "no-confidence"):
+            with pytest.raises(ConfigError, match=f"--{flag} is of a new draft"):
+                parsed("--start", "d", f"--{flag}", "5")
+
+
+def test_one_process_generates_and_checks_and_prints(
+    tmp_path: Path, chats: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr("dspark.train.gather.generate", lambda *_: made.append("generated") or [])
+    monkeypatch.setattr("dspark.train.check.check", lambda *_: made.append("checked") or {"passed": True})
+    monkeypatch.setattr("dspark.train.run.train", lambda *_: {"steps": 2})
+    for rank, expected, lines in (("1", [], 0), ("0", ["generated", "checked"], 3)):
+        monkeypatch.setenv("RANK", rank)
+        for more in (["--generate-only"], ["--check"], []):
+            assert main([*command(tmp_path / "run", chats, *more), "--json"]) == 0
+        assert made == expected
+        assert len([line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]) == lines
 
 
 def test_nothing_to_train_on_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

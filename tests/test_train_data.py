@@ -24,6 +24,7 @@ from dspark.train.data.shards import PER_SHARD, Shards
 from training import small_run
 
 TARGET = Path(__file__).parents[1] / "python" / "dspark" / "pretrained" / "tiny" / "target"
+VOCABULARY = 512
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|endoftext|>\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
@@ -66,7 +67,7 @@ def test_the_spans_of_answers_are_the_assistant_s_turns(chatty: Path, tmp_path: 
     ]
     file = tmp_path / "chat.jsonl"
     file.write_text(json.dumps({"messages": messages}) + "\n\n")
-    found = list(read_conversations([tmp_path], marks))
+    found = list(read_conversations([tmp_path], marks, VOCABULARY))
     spoken = [tokenizer.decode(one.tokens[a:b].tolist(), False) for one in found for a, b in one.answers]
     assert spoken == ["two<|endoftext|>", "four<|endoftext|>"]
     for index, one in zip((1, 3), found, strict=True):
@@ -78,7 +79,7 @@ def test_tables_of_token_ids_lose_the_end_tokens_that_fill_them(chatty: Path, tm
     marks = ChatMarks(Tokenizer.from_directory(chatty))
     row = [9, *marks.opening, 7, 8, 0, 0, 0]
     save_file({"b0": np.array([row, row], np.uint16)}, tmp_path / "t.safetensors")
-    found = list(read_conversations([tmp_path / "t.safetensors"], marks))
+    found = list(read_conversations([tmp_path / "t.safetensors"], marks, VOCABULARY))
     assert [one.tokens.tolist() for one in found] == [row[:-2]] * 2
     assert found[0].answers == ((len(row) - 5, len(row) - 2),)
 
@@ -92,14 +93,14 @@ def test_a_template_that_only_closes_questions_refuses_nothing_but_tables(tmp_pa
     messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
     file, table = tmp_path / "chat.jsonl", tmp_path / "t.safetensors"
     file.write_text(json.dumps({"messages": messages}) + '\n{"token_ids": [5, 6, 7], "answer_start": 1}\n')
-    found = list(read_conversations([file], marks))
+    found = list(read_conversations([file], marks, VOCABULARY))
     start = found[0].answers[0][0]
     assert found[0].tokens[:start].tolist() == tokenizer.render_chat(messages[:1])
     assert tokenizer.decode(found[0].tokens[start:].tolist()) == " two"
     assert found[1].answers == ((1, 3),)
     save_file({"b0": np.array([[9, 7, 8]], np.uint16)}, table)
     with pytest.raises(CheckpointError, match=r"t\.safetensors: .* nothing before an answer"):
-        list(read_conversations([table], marks))
+        list(read_conversations([table], marks, VOCABULARY))
 
 
 @pytest.mark.parametrize(
@@ -114,16 +115,22 @@ def test_a_template_that_only_closes_questions_refuses_nothing_but_tables(tmp_pa
 def test_bad_lines_are_named(chatty: Path, tmp_path: Path, content: str, named: str) -> None:
     (tmp_path / "bad.jsonl").write_text(content)
     with pytest.raises(CheckpointError, match=rf"bad\.jsonl: {named}"):
-        list(read_conversations([tmp_path / "bad.jsonl"], ChatMarks(Tokenizer.from_directory(chatty))))
+        list(
+            read_conversations(
+                [tmp_path / "bad.jsonl"], ChatMarks(Tokenizer.from_directory(chatty)), VOCABULARY
+            )
+        )
 
 
 def test_files_that_do_not_say_where_answers_start_need_a_template(tmp_path: Path) -> None:
     (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}')
     with pytest.raises(CheckpointError, match="no chat template"):
-        list(read_conversations([tmp_path], None))
+        list(read_conversations([tmp_path], None, VOCABULARY))
+    with pytest.raises(CheckpointError, match="nowhere: no such file"):
+        list(read_conversations([tmp_path / "nowhere"], None, VOCABULARY))
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"no \.safetensors or \.jsonl"):
-        list(read_conversations([tmp_path / "empty"], None))
+        list(read_conversations([tmp_path / "empty"], None, VOCABULARY))
 
 
 def test_loops_duplicates_and_empty_answers_are_left_out() -> None:
@@ -151,7 +158,7 @@ def test_nothing_held_out_is_said(tmp_path: Path) -> None:
     for share, said in ((1e-9, 2), (0.0, 1)):
         lines: list[str] = []
         settings = small_run(tmp_path / "run", file, data={"held_out": share})
-        assert gather.gather(settings, [], None, lines.append)[1] == []
+        assert gather.gather(settings, [], None, VOCABULARY, lines.append)[1] == []
         assert len(lines) == said
         assert ("nothing will be evaluated" in lines[-1]) == bool(share)
 
@@ -182,7 +189,7 @@ def test_shards_are_never_generated_twice(tmp_path: Path) -> None:
     shards.fill(tasks, make, print)
     assert 2 not in done
     assert sorted(asked) == [task for task in tasks if task // PER_SHARD not in done]
-    found = list(read_conversations([tmp_path], None))
+    found = list(read_conversations([tmp_path], None, VOCABULARY))
     assert [int(one.tokens[0]) for one in found] == list(tasks)
     assert all(one.answers == ((1, 3),) and one.failed.tolist() == [2] for one in found)
     asked.clear()
@@ -232,6 +239,7 @@ def test_answers_are_the_target_s_own_turn_by_turn(decoder: DSparkDecoder) -> No
     ]
     second = found[2]
     assert second.tokens[: second.answers[0][0]].tolist() == decoder.render_chat(messages)
+    assert second.dialogue == found[0].prompt_number() != found[1].prompt_number()
 
 
 def test_a_failed_answer_ends_its_conversation_or_the_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import pytest
 from torch import Tensor
 
 from dspark import DSparkDecoder, SamplingParams
+from dspark.errors import ConfigError
 from dspark.pretrained import resolve
 from dspark.train import check
 from dspark.train.forward import BlockOutputs, TrainingPass
 from dspark.train.run import train
 from dspark.train.teacher import States, Teacher
-from training import STARTS, small_run
+from training import STARTS, small_run, write_chats
 
 TARGET, DRAFT = resolve("tiny", "target"), resolve("tiny-draft", "draft")
 
@@ -30,6 +32,48 @@ def test_training_and_decoding_agree(tmp_path: Path, decoders: Callable[..., DSp
     found = gates(tmp_path, decoders)
     assert found["passed"]
     assert found["drafted_accepted"]
+
+
+def test_an_untrained_draft_proves_nothing(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=4)
+    untrained = {"learning_rate": 1e-12, "pace": {"steps": 1}, "data": {"held_out": 0.0}}
+    train(small_run(tmp_path, chats, **untrained), print)
+    monkeypatch.setattr(sys.modules[__name__], "DRAFT", tmp_path / "draft")
+    found = gates(tmp_path, decoders)
+    assert found["drafted_accepted"]  # it repeats its input
+    assert not found["teacher_wrong"]
+    assert not found["rounds_wrong"]
+    assert (found["verdict"], found["passed"]) == ("inconclusive", False)
+
+
+def test_equality_without_an_accepted_token_proves_nothing(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = check._one
+    monkeypatch.setattr(check, "_one", lambda *given: one(*given) | {"drafted_accepted": 0})
+    found = gates(tmp_path, decoders)
+    assert found["noticed"]
+    assert (found["verdict"], found["passed"]) == ("inconclusive", False)
+
+
+def test_prompts_of_generated_conversations_are_used(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = small_run(
+        tmp_path, tmp_path, start="tiny-draft", data={"files": (), "self_prompts": 8, "held_out": 0.0}
+    )
+    with pytest.raises(ConfigError, match="no conversation is left"):
+        check.check(settings, print)
+    place = tmp_path / "data" / "self-made"
+    place.mkdir(parents=True)
+    chats = write_chats(place / "chats.jsonl", decoders(draft=None), count=2)
+    asked: list[list[int]] = []
+    monkeypatch.setattr(check, "gates", lambda *given: asked.extend(given[3]) or {})
+    check.check(settings, print)
+    lines = [json.loads(line) for line in chats.read_text().splitlines()]
+    assert asked == [line["token_ids"][: line["answer_start"]] for line in lines]
 
 
 def test_states_off_by_one_are_noticed(

@@ -22,7 +22,7 @@ from dspark.train.data.conversations import Conversation
 from dspark.train.distances import ROWS_AT_ONCE, TeacherLaw, distances
 from dspark.train.examples import Order, noisy, seeded
 from dspark.train.head import embeddings_and_head, teacher_logits
-from dspark.train.losses import Objective, reaching_weights, slot_weights
+from dspark.train.losses import Objective, reaching_weights, scaled, slot_weights
 from dspark.train.optimiser import Optimiser, Rate
 from dspark.train.shape import Shape, default_taps, draft_config
 from dspark.train.teacher import Teacher
@@ -120,7 +120,7 @@ def test_weights_by_position() -> None:
     assert torch.allclose(decayed, torch.tensor([[1.0, math.exp(-0.25), math.exp(-0.5), 0.0]]))
     assert slot_weights(counted, 0.0).tolist() == [[1.0, 1.0, 1.0, 0.0]]
     q = torch.tensor([[0.5, 0.25, 1.0, 0.1]])
-    found = reaching_weights(-q.log(), counted, decayed, 0.5)
+    found = scaled(reaching_weights(q, counted, 0.5), decayed)
     s = [0.75, 0.625, 1.0]  # (1 - a) q + a
     reached = [s[0], s[0] * s[1], s[0] * s[1] * s[2]]
     expected = torch.tensor([[sum(reached), sum(reached[1:]), reached[2], 0.0]])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,12 @@ from torch import Tensor
 
 from dspark import DSparkDecoder, SamplingParams
 from dspark.draft import load_draft
-from dspark.errors import CapacityError, CheckpointError, ConfigError
+from dspark.errors import CapacityError, CheckpointError, ConfigError, NumericsError
 from dspark.target import load_target
+from dspark.train import run
 from dspark.train.checkpoint import read_state
+from dspark.train.lock import held
+from dspark.train.optimiser import Optimiser
 from dspark.train.run import train
 from training import small_run, write_chats
 
@@ -102,10 +107,83 @@ def test_a_kill_while_writing_leaves_the_last_state(
     assert same(weights(output), weights(reference))
 
 
-def test_a_run_ends_when_its_time_is_over(tmp_path: Path, chats: Path) -> None:
+def test_a_run_ends_when_its_time_is_over(
+    tmp_path: Path, chats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outcome = train(small_run(tmp_path / "run", chats, pace={"stop_after": 0.0}), print)
     assert not outcome["finished"]
     assert outcome["steps"] == 0
+    # What comes before the first step counts.
+    offset, clock, whole = [0.0], time.monotonic, run.states_of
+
+    def slow(*given: Any) -> Any:
+        offset[0] += 3600.0
+        return whole(*given)
+
+    monkeypatch.setattr(run, "states_of", slow)
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + offset[0])
+    assert train(small_run(tmp_path / "run", chats, pace={"stop_after": 1800.0}), print)["steps"] == 0
+
+
+def test_a_finished_run_writes_its_draft_again(tmp_path: Path, chats: Path, finished: Path) -> None:
+    output = tmp_path / "run"
+    shutil.copytree(finished, output)
+    written = load_file(output / "draft" / "model.safetensors")
+    shutil.rmtree(output / "draft")  # killed between the last state and the draft
+    assert train(small_run(output, chats), print)["finished"]
+    again = load_file(output / "draft" / "model.safetensors")
+    assert same(written, again)
+    train(small_run(output, chats, packaging="nested", save_dtype="float32"), print)
+    other = load_file(output / "draft" / "model.safetensors")
+    assert other.keys() < again.keys()
+    assert {tensor.dtype for tensor in other.values()} == {torch.float32}
+    assert same(weights(output), {n: other[n] for n in weights(output)})
+
+
+def test_a_run_that_stops_at_once_writes_the_draft_of_its_state(tmp_path: Path, chats: Path) -> None:
+    output = tmp_path / "run"
+    with pytest.raises(Killed):
+        train(small_run(output, chats), dies_at(3))
+    shutil.rmtree(output / "draft")
+    assert train(small_run(output, chats, pace={"stop_after": 0.0}), print)["steps"] == 2
+    assert (output / "draft" / "model.safetensors").exists()
+
+
+def test_gradients_that_stay_infinite_end_the_run(
+    tmp_path: Path, chats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, step, wrong = tmp_path / "run", Optimiser.step, {2, 3}
+
+    def broken(self: Optimiser, rate: float, clip: float) -> float:
+        calls.append(0)
+        if len(calls) in wrong:
+            next(iter(self._parameters)).grad *= float("nan")  # type: ignore[operator]
+        return step(self, rate, clip)
+
+    calls: list[int] = []
+    monkeypatch.setattr(Optimiser, "step", broken)
+    lines: list[str] = []
+    assert train(small_run(output, chats), lines.append)["skipped_steps"] == 2
+    assert sum("not finite" in line for line in lines) == 2
+    text = (output / "log.jsonl").read_text()
+    assert "NaN" not in text
+    logged = [json.loads(line) for line in text.splitlines()]
+    assert [one["gradient_norm"] is None for one in logged if "loss" in one] == [
+        i in (1, 2) for i in range(8)
+    ]
+    assert logged[-1].get("skipped", 2) == 2
+    wrong.update(range(100))
+    with pytest.raises(NumericsError, match="10 steps in a row"):
+        train(small_run(tmp_path / "other", chats, pace={"steps": 30}), print)
+
+
+def test_a_directory_is_one_run_s(tmp_path: Path, chats: Path) -> None:
+    with (
+        held(tmp_path / "run", print),
+        pytest.raises(ConfigError, match="another run is at work"),
+    ):
+        train(small_run(tmp_path / "run", chats), print)
+    train(small_run(tmp_path / "run", chats, pace={"stop_after": 0.0}), print)
 
 
 def test_other_settings_or_data_are_not_mixed_in(tmp_path: Path, chats: Path, finished: Path) -> None:
@@ -177,6 +255,16 @@ def test_a_run_can_start_from_a_draft(tmp_path: Path, chats: Path, finished: Pat
     was, now = weights(finished), weights(tmp_path / "run")
     assert was.keys() == now.keys()
     assert all(torch.allclose(was[name], now[name], atol=5e-3, rtol=1e-2) for name in was)  # bf16 between
+
+
+def test_a_draft_may_be_trained_at_another_width(tmp_path: Path, chats: Path, finished: Path) -> None:
+    start = str(finished / "draft")
+    settings = small_run(
+        tmp_path / "run", chats, start=start, shape={"training_block_size": 6}, pace={"steps": 1}
+    )
+    train(settings, print)
+    config = load_draft(tmp_path / "run" / "draft", target=load_target(TARGET)).config
+    assert (config.block_size, config.training_block_size) == (4, 6)
 
 
 def test_layers_may_start_as_the_target_s(tmp_path: Path, chats: Path) -> None:

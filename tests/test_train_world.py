@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dspark import DSparkDecoder
+from dspark.errors import ConfigError
 from dspark.train import prepare
 from dspark.train.checkpoint import read_state
 from dspark.train.run import train
@@ -127,6 +129,30 @@ def test_one_process_generates_and_the_others_wait_for_it(
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **more: given.update(more))
     assert join(torch.device("cpu")).rank == 1
     assert given["timeout"] >= timedelta(days=1)
+
+
+def test_processes_that_see_other_files_are_refused(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=12)
+    fewer = tmp_path / "fewer.jsonl"
+    fewer.write_text("\n".join(many.read_text().splitlines()[:9]))
+    settings = small_run(tmp_path / "run", many)
+    said: list[list[int]] = []
+
+    def largest(bounds: Tensor, how: object) -> None:
+        """The other process said the first thing that was said."""
+        said.append(bounds.tolist())
+        bounds.copy_(torch.maximum(bounds, torch.tensor(said[0])))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", largest)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
+    world = World(0, 2, torch.device("cpu"))
+    prepare.prepare(settings, world, print)
+    prepare.prepare(settings, world, print)
+    for other in (dataclasses.replace(settings, seed=1), small_run(tmp_path / "run", fewer)):
+        with pytest.raises(ConfigError, match="a disk that all machines share"):
+            prepare.prepare(other, world, print)
 
 
 @pytest.mark.long

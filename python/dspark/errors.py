@@ -30,7 +30,8 @@ class RequestError(DSparkError):
 
 
 class NumericsError(DSparkError):
-    """The target produced logits from which no token can be drawn (NaN, +inf, or all -inf)."""
+    """The target produced logits from which no token can be drawn (NaN, +inf, or all -inf), or training
+    gradients that are not finite, many in a row."""
 
 
 class KernelError(DSparkError):

@@ -22,6 +22,24 @@ if TYPE_CHECKING:
 
 HELP = "train a draft"
 
+SHAPE = {
+    "layers": "layers",
+    "start-layers": "",
+    "taps": "taps",
+    "block-size": "block_size",
+    "training-block-size": "training_block_size",
+    "markov-head": "markov_head_type",
+    "markov-rank": "markov_rank",
+    "no-confidence": "confidence",
+    "vocabulary": "vocabulary",
+    "mask-token-id": "mask_token_id",
+    "intermediate-size": "intermediate_size",
+    "num-attention-heads": "num_attention_heads",
+    "num-key-value-heads": "num_key_value_heads",
+    "head-dim": "head_dim",
+}
+"""Flags that shape a new draft, without a default of their own, and what `Shape` calls them."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `dspark train`."""
@@ -74,30 +92,28 @@ def _data(parser: argparse.ArgumentParser) -> None:
 
 def _shape(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "draft", "The shape of a new draft; what is not given follows the target."
+        "draft",
+        "The shape of a new draft; what is not given follows the target. With --start, only the width of "
+        "blocks in training may be given.",
     )
     add = group.add_argument
-    add("--layers", type=int, default=5, metavar="N", help="draft layers")
-    add(
-        "--start-layers",
-        type=int,
-        nargs="+",
-        default=[],
-        metavar="L",
-        help="copies of the target's",
-    )
+    add("--layers", type=int, metavar="N", help="draft layers (5)")
+    add("--start-layers", type=int, nargs="+", metavar="L", help="copies of the target's")
     add("--taps", type=int, nargs="+", metavar="L", help="target layers to read (-1: embeddings)")
-    add("--block-size", type=int, default=7, metavar="N", help="tokens drafted per block")
+    add("--block-size", type=int, metavar="N", help="tokens drafted per block (7)")
     add("--training-block-size", type=int, metavar="N", help="block width in training (default: block size)")
-    add("--markov-head", default="vanilla", metavar="KIND", help="vanilla, gated, rnn or none")
-    add("--markov-rank", type=int, default=256, metavar="R", help="rank of the Markov head")
-    add("--no-confidence", action="store_true", help="no confidence head")
+    add("--markov-head", metavar="KIND", help="vanilla (the default), gated, rnn or none")
+    add("--markov-rank", type=int, metavar="R", help="rank of the Markov head (256)")
+    add("--no-confidence", action="store_true", default=None, help="no confidence head")
     add("--vocabulary", type=int, metavar="N", help="draft only the N most frequent tokens")
     add("--mask-token-id", type=int, metavar="ID", help="default: a special token that no text uses")
     add("--intermediate-size", type=int, metavar="N")
+    add("--num-attention-heads", type=int, metavar="N")
+    add("--num-key-value-heads", type=int, metavar="N")
+    add("--head-dim", type=int, metavar="N")
     add("--packaging", metavar="FORM", help="flat, nested or speculators")
     add("--save-dtype", default="bfloat16", help="bfloat16, float16 or float32")
-    add("--lean", action="store_true", help="leave the head's rows out: dspark takes them from the target")
+    add("--lean", action="store_true", help="no rows of the head (not with flat): dspark takes the target's")
 
 
 def _objective(parser: argparse.ArgumentParser) -> None:
@@ -132,14 +148,14 @@ def _schedule(parser: argparse.ArgumentParser) -> None:
     add("--warmup", type=float, default=0.04, metavar="SHARE", help="of the steps")
     add("--cooldown", type=float, metavar="SHARE", help="of the steps: the peak until then, no cosine")
     add("--weight-decay", type=float, default=0.0, metavar="W")
-    add("--clip", type=float, default=1.0, metavar="N", help="norm of the gradient at most")
+    add("--clip", type=float, default=1.0, metavar="N", help="norm of the gradient at most; 0: off")
     add("--muon", action="store_true", help="Muon for the backbone's matrices")
     add("--muon-factor", type=float, default=1.0, metavar="F", help="its rate over AdamW's")
     add("--evaluate-every", type=int, default=500, metavar="N", help="steps")
     add("--report-every", type=int, default=20, metavar="N", help="steps")
     add("--held-out-sequences", type=int, default=32, metavar="N", help="to evaluate on; 0: none")
     add("--checkpoint-minutes", type=float, default=10.0, metavar="M", help="between checkpoints")
-    add("--stop-after", type=float, metavar="HOURS", help="end after so many hours, to be resumed")
+    add("--stop-after", type=float, metavar="HOURS", help="end so many hours from now, to be resumed")
     add("--seed", type=int, default=0, metavar="S")
     add("--accept-changes", action="store_true", help="resume with other settings or data")
     add("--tensorboard", action="store_true", help="write scalars (pip install 'dspark[train]')")
@@ -164,22 +180,25 @@ def run(options: argparse.Namespace) -> int:
         if options.threads < 1:
             raise ConfigError(f"--threads is {options.threads}; expected at least 1")
         torch.set_num_threads(options.threads)
-    settings = settings_of(options)
-    if options.check:
-        from dspark.train.check import check
-
-        outcome = check(settings, say)
-        (print_json if options.json else _print)(outcome)
-        return 0 if outcome["passed"] else 1
+    from dspark.train.check import check
     from dspark.train.gather import generate
+    from dspark.train.lock import held
     from dspark.train.run import train
+    from dspark.train.world import is_main_process
 
-    if options.generate_only:
-        found: dict[str, Any] = {"generated": [str(path) for path in generate(settings, say)]}
+    settings = settings_of(options)
+    if not is_main_process() and (options.check or options.generate_only):
+        return 0  # under torchrun one process generates, or checks
+    if options.check:
+        found = check(settings, say)
+    elif options.generate_only:
+        with held(settings.output, say):
+            found = {"generated": [str(path) for path in generate(settings, say)]}
     else:
         found = train(settings, say)
-    (print_json if options.json else _print)(found)
-    return 0
+    if is_main_process():
+        (print_json if options.json else _print)(found)
+    return 0 if found.get("passed", True) else 1
 
 
 def _print(value: dict[str, Any]) -> None:
@@ -215,18 +234,18 @@ def settings_of(options: argparse.Namespace) -> Settings:
         cache=path(options.cache),
         cache_limit=round(options.cache_limit * 1e9),
     )
-    shape = Shape(
-        mask_token_id=options.mask_token_id,
-        layers=options.layers,
-        taps=None if options.taps is None else tuple(options.taps),
-        block_size=options.block_size,
-        training_block_size=options.training_block_size,
-        markov_head_type=options.markov_head,
-        markov_rank=options.markov_rank,
-        confidence=not options.no_confidence,
-        vocabulary=options.vocabulary,
-        intermediate_size=options.intermediate_size,
-    )
+    given = {flag: value for flag in SHAPE if (value := getattr(options, flag.replace("-", "_"))) is not None}
+    if options.start is not None:
+        for flag in given:
+            if flag != "training-block-size":
+                raise ConfigError(f"--{flag} is of a new draft: that of --start has its own")
+    layers = given.pop("start-layers", ())
+    made: dict[str, Any] = {SHAPE[flag]: value for flag, value in given.items()}
+    if "taps" in made:
+        made["taps"] = tuple(made["taps"])
+    if "confidence" in made:
+        made["confidence"] = False
+    shape = Shape(**made)
     goal = Objective(
         cross_entropy=options.ce,
         distance=options.tv,
@@ -257,6 +276,6 @@ def settings_of(options: argparse.Namespace) -> Settings:
         pace=pace,
         goal=goal,
         save_head=not options.lean,
-        start_layers=tuple(options.start_layers),
+        start_layers=tuple(layers),
         **{name: getattr(options, name) for name in same},
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dspark.checkpoint.config_file import ConfigFile
@@ -14,25 +15,32 @@ from dspark.target.adapter import names as adapter_names
 
 if TYPE_CHECKING:
     from dspark.checkpoint.weights import WeightFiles
+    from dspark.target.protocol import TargetSizes
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """Architectures that share their code.
 
-    `loader` names a function `(directory, *, device, dtype, progress) -> Target`, `describer` a function
-    `(config, weights) -> Description`; both as "module:function".
+    `loader` names a function `(directory, *, device, dtype, progress) -> Target`, `reader` one
+    `(config) -> TargetSizes`, `describer` one `(config, weights) -> Description`; all as "module:function".
     """
 
     name: str
     architectures: Mapping[str, tuple[str, ...]]
     """Each architecture with the `model_type`s by which it is known where `architectures` is missing."""
     loader: str
+    reader: str
     describer: str
 
     def load(self, *args: Any, **options: Any) -> Any:
         """Calls the loader."""
         return _named(self.loader)(*args, **options)
+
+    def read(self, config: ConfigFile) -> TargetSizes:
+        """Calls the reader: the target's configuration, without its weights."""
+        sizes: TargetSizes = _named(self.reader)(config)
+        return sizes
 
     def describe(self, config: ConfigFile, weights: WeightFiles) -> Description:
         """Calls the describer."""
@@ -62,6 +70,7 @@ FAMILIES = (
             "Qwen3ForCausalLM": ("qwen3",),
         },
         loader="dspark.target.dense:load_dense",
+        reader="dspark.target.config:TargetConfig.from_file",
         describer="dspark.target.dense:describe_dense",
     ),
     Family(
@@ -71,6 +80,7 @@ FAMILIES = (
             "Qwen3_5ForConditionalGeneration": ("qwen3_5",),
         },
         loader="dspark.target.hybrid.load:load_hybrid",
+        reader="dspark.target.hybrid.config:HybridConfig.from_file",
         describer="dspark.target.hybrid.describe:describe_hybrid",
     ),
     Family(
@@ -82,6 +92,7 @@ FAMILIES = (
             "Gemma4ForConditionalGeneration": ("gemma4",),
         },
         loader="dspark.target.gemma4.load:load_gemma4",
+        reader="dspark.target.gemma4.load:read_gemma4",
         describer="dspark.target.gemma4.load:describe_gemma4",
     ),
 )
@@ -90,6 +101,7 @@ ADAPTER = Family(
     "transformers",
     {},
     loader="dspark.target.adapter.load:load_adapted",
+    reader="dspark.target.adapter.describe:read_adapted",
     describer="dspark.target.adapter.describe:describe_adapted",
 )
 """Takes the architectures that no other family does, where transformers is installed and knows them."""
@@ -151,4 +163,4 @@ def architecture_of(config: ConfigFile, family: Family) -> str:
 
 def _named(name: str) -> Any:
     module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
+    return attrgetter(attribute)(import_module(module))

@@ -13,7 +13,7 @@ from dspark.target.families import family_of
 
 if TYPE_CHECKING:
     from dspark.checkpoint.load import Progress
-    from dspark.target.protocol import Target
+    from dspark.target.protocol import Target, TargetSizes
 
 
 def load_target(
@@ -37,3 +37,13 @@ def load_target(
     family = family_of(ConfigFile.read(directory / "config.json"))
     target: Target = family.load(directory, device=device, dtype=dtype, progress=progress)
     return target
+
+
+def read_target_config(directory: Path) -> TargetSizes:
+    """The configuration of the target there, as `load_target` would give it; no weights are read.
+
+    Raises:
+        CheckpointError: as `load_target`.
+    """
+    config = ConfigFile.read(directory / "config.json")
+    return family_of(config).read(config)

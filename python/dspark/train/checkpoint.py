@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from dspark.errors import CheckpointError
+from dspark.errors import CheckpointError, ConfigError
 from dspark.train.create import trained_parameters
 from dspark.train.optimiser import Optimiser
 from dspark.train.world import World, like, whole
 
 FILE = "state.pt"
-PREVIOUS = "state.previous.pt"
 
 
 def save_state(
@@ -25,7 +24,7 @@ def save_state(
 ) -> None:
     """Trained weights and optimiser in full precision, and `run` (step, settings, vocabulary).
 
-    Every process must call it; the main one writes. The state before it is kept beside it.
+    Every process must call it; the main one writes.
     """
     state = {
         "draft": whole({name: p.detach() for name, p in trained_parameters(draft).items()}),
@@ -40,19 +39,8 @@ def save_state(
             torch.save(state, stream)
             stream.flush()
             os.fsync(stream.fileno())
-        if current.exists():
-            _keep(current, directory / PREVIOUS)
         fresh.replace(current)
     world.wait()
-
-
-def _keep(current: Path, previous: Path) -> None:
-    """A second name, so that at no moment there is no current state."""
-    previous.unlink(missing_ok=True)
-    try:
-        os.link(current, previous)
-    except OSError:
-        return  # a file system without links: the older state is a convenience
 
 
 def read_state(directory: Path) -> dict[str, Any] | None:
@@ -71,8 +59,8 @@ def read_state(directory: Path) -> dict[str, Any] | None:
     return state
 
 
-def load_state(state: dict[str, Any], draft: nn.Module, optimiser: Optimiser) -> None:
-    """Puts a state of `read_state` into draft and optimiser, sharded as they are.
+def load_weights(state: dict[str, Any], draft: nn.Module) -> None:
+    """Puts the weights of a state of `read_state` into the draft, sharded as it is.
 
     Raises:
         CheckpointError: it is of another draft.
@@ -88,6 +76,18 @@ def load_state(state: dict[str, Any], draft: nn.Module, optimiser: Optimiser) ->
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(like(state["draft"][name], parameter.data))
+
+
+def load_state(state: dict[str, Any], draft: nn.Module, optimiser: Optimiser) -> None:
+    """Puts a state of `read_state` into draft and optimiser, sharded as they are.
+
+    Raises:
+        CheckpointError: it is of another draft.
+        ConfigError: it is of another optimiser.
+    """
+    load_weights(state, draft)
+    if len(state["optimiser"]) != len(optimiser.parts):
+        raise ConfigError("the run's state is of another optimiser: the choice of Muon has changed")
     for part, saved in zip(optimiser.parts, state["optimiser"], strict=True):
         _shard(part, saved)
     optimiser.load_state_dict(state["optimiser"])

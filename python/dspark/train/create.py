@@ -15,6 +15,7 @@ from dspark.draft import DSparkDraftModel
 from dspark.draft.config import DraftConfig
 from dspark.draft.gemma4.config import Gemma4DraftConfig
 from dspark.draft.packaging import read_draft_directory
+from dspark.draft.packaging.common import WIDEST_BLOCK
 from dspark.draft.parameters import draft_shapes, stored_parameters
 from dspark.draft.vocabulary import OFFSETS, read_target_ids
 from dspark.errors import ConfigError
@@ -60,11 +61,7 @@ def new_draft(
 def _copied_layers(config: DraftConfig, target: Path, layers: Sequence[int]) -> dict[str, Tensor]:
     """The tensors of the target's layers and its final norm under the draft's names; norms of queries and
     keys stay new where the target has none."""
-    if len(layers) != config.num_hidden_layers:
-        raise ConfigError(
-            f"start_layers {list(layers)} must name {config.num_hidden_layers} layers of the target, one for "
-            "each of the draft's"
-        )
+    check_start_layers(config, layers)
     weights = WeightFiles.open(target)
     norm = weights.check("model.norm.weight", (config.hidden_size,))
     found = {"norm.weight": read_tensor(norm).float()}
@@ -78,8 +75,23 @@ def _copied_layers(config: DraftConfig, target: Path, layers: Sequence[int]) -> 
     return found
 
 
-def draft_from(path: Path, target: Path) -> DSparkDraftModel:
-    """The draft of a checkpoint, to go on training it.
+def check_start_layers(config: DraftConfig, layers: Sequence[int]) -> None:
+    """
+    Raises:
+        ConfigError: not as many as the draft has, or not layers of the target.
+    """
+    count, theirs = config.num_hidden_layers, config.num_target_layers
+    if len(layers) != count or not all(0 <= layer < (theirs or layer + 1) for layer in layers):
+        raise ConfigError(
+            f"start_layers {list(layers)} must name {count} layers of the target's {theirs} (from 0), one "
+            "for each of the draft's"
+        )
+
+
+def trainable(path: Path, training_block_size: int | None = None) -> tuple[DraftConfig, WeightFiles]:
+    """The configuration of a draft that can be trained, and its files; no weights are read.
+
+    `training_block_size`: another width to train at, None: its own.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -94,6 +106,19 @@ def draft_from(path: Path, target: Path) -> DSparkDraftModel:
         raise ConfigError(f"{path}: a draft with sliding layers cannot be trained")
     if config.hidden_size != config.target_hidden_size:
         raise ConfigError(f"{path}: a draft that is not as wide as its target cannot be trained")
+    if training_block_size is None:
+        return config, weights
+    if not config.block_size <= training_block_size <= WIDEST_BLOCK:
+        raise ConfigError(
+            f"training_block_size is {training_block_size}; expected {config.block_size} (the draft's "
+            f"block_size) to {WIDEST_BLOCK}"
+        )
+    return dataclasses.replace(config, training_block_size=training_block_size), weights
+
+
+def draft_from(path: Path, target: Path, training_block_size: int | None = None) -> DSparkDraftModel:
+    """The draft of a checkpoint, to go on training it; arguments and errors as of `trainable`."""
+    config, weights = trainable(path, training_block_size)
     target_ids = None
     if config.reduced:
         tokens = read_target_ids(weights.tensors[OFFSETS], config.vocab_size)

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dspark.train.batch import Batch
 from dspark.train.data.conversations import Conversation
@@ -42,19 +43,26 @@ def seeded(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(seed) & (2**63 - 1))
 
 
-def collate(conversations: Sequence[Conversation], states: Sequence[States], device: torch.device) -> Batch:
-    """Conversations and their states, padded on the right to the longest."""
+def framed(conversations: Sequence[Conversation]) -> tuple[Tensor, Tensor]:
+    """Token ids and answers `[B, S]` of conversations, padded on the right to the longest."""
     longest = max(len(one.tokens) for one in conversations)
     ids = torch.zeros(len(conversations), longest, dtype=torch.int64)
     answers = torch.zeros(len(conversations), longest, dtype=torch.bool)
-    first = states[0]
+    for row, one in enumerate(conversations):
+        ids[row, : len(one.tokens)] = torch.from_numpy(one.tokens)
+        answers[row, : len(one.tokens)] = torch.from_numpy(one.mask())
+    return ids, answers
+
+
+def collate(conversations: Sequence[Conversation], states: Sequence[States], device: torch.device) -> Batch:
+    """Conversations and their states, padded on the right to the longest."""
+    ids, answers = framed(conversations)
+    first, longest = states[0], ids.shape[1]
     taps = first.taps.new_zeros(len(states), longest, first.taps.shape[1])
     hidden = first.hidden.new_zeros(len(states), longest, first.hidden.shape[1])
     normalisers = first.normalisers.new_zeros(len(states), longest)
     for row, (one, of) in enumerate(zip(conversations, states, strict=True)):
         length = len(one.tokens)
-        ids[row, :length] = torch.from_numpy(one.tokens)
-        answers[row, :length] = torch.from_numpy(one.mask())
         taps[row, :length], hidden[row, :length] = of.taps, of.hidden
         normalisers[row, :length] = of.normalisers
     return Batch(ids, answers, taps, hidden, normalisers).to(device)

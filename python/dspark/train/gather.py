@@ -89,16 +89,17 @@ def read_openers(file: Path | None) -> list[str]:
 
 
 def gather(
-    settings: Settings, generated: Sequence[Path], tokenizer: Tokenizer | None, say: Say
+    settings: Settings, generated: Sequence[Path], tokenizer: Tokenizer | None, vocab_size: int, say: Say
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """(to train on, held out); the latter may be empty, which is said.
+    """(to train on, held out); the latter may be empty, which is said. `vocab_size` is the target's.
 
     Raises:
-        ConfigError: nothing is left to train on.
+        ConfigError: nothing is left to train on, or nothing has the failures that anchors shall be at.
+        CheckpointError: a file cannot be read, or holds tokens that the target does not have.
     """
     marks = ChatMarks(tokenizer) if tokenizer is not None and tokenizer.has_chat_template else None
     sieve = Sieve(settings.data.max_length)
-    found = sieve(read_conversations([*settings.data.files, *generated], marks))
+    found = sieve(read_conversations([*settings.data.files, *generated], marks, vocab_size))
     trained, held_out = split(found, settings.data.held_out)
     tokens = sum(len(one.tokens) for one in trained)
     answers = sum(one.answer_tokens for one in trained)
@@ -109,6 +110,11 @@ def gather(
     )
     if not trained:
         raise ConfigError("no conversation is left to train on")
+    if settings.failed_anchors and not any(len(one.failed) for one in trained):
+        raise ConfigError(
+            f"failed_anchors is {settings.failed_anchors}, and no conversation says where a verify pass "
+            "failed: that is noted where answers are generated with a draft"
+        )
     if not held_out and settings.data.held_out and settings.held_out_sequences:
         say(
             f"nothing will be evaluated: no prompt fell into the held-out share of {settings.data.held_out}; "

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from dspark.checkpoint.load import read_tensor
+from dspark.draft import DSparkDraftModel
 from dspark.draft.export.borrowed import EMBEDDINGS, HEAD, borrowed_tensors
+from dspark.errors import ConfigError
+from dspark.target.protocol import Target
+from dspark.train.data.conversations import Conversation
+
+CHECKED_ROWS = 16
 
 
 def embeddings_and_head(
@@ -24,6 +30,31 @@ def embeddings_and_head(
     same = stored[HEAD] == stored[EMBEDDINGS]
     head = embeddings if same else read_tensor(stored[HEAD]).float()
     return embeddings, head.clone() if target_ids is None else head.index_select(0, target_ids)
+
+
+def check_head(target: Target, draft: DSparkDraftModel, one: Conversation) -> None:
+    """What the frozen head makes of the target's last states must be the target's own logits.
+
+    Raises:
+        ConfigError: it is not: the target scales them, or adds a bias.
+    """
+    if draft.lm_head is None:
+        raise ConfigError("a draft in training has a head of its own")
+    ids = torch.from_numpy(one.tokens[:CHECKED_ROWS]).to(target.device)
+    with torch.inference_mode():
+        own, _ = target(ids, [(target.new_cache(), len(ids))])
+        hidden, _ = target(ids, [(target.new_cache(), len(ids))], (), "hidden")
+        if draft.target_ids is not None:
+            own = own.index_select(1, draft.target_ids)
+        apart = float((hidden.float() @ draft.lm_head.weight.float().T - own.float()).abs().max())
+        largest = float(own.abs().max())
+    allowed = 0.03 if target.dtype.itemsize < 4 else 1e-3
+    if not apart <= allowed * largest:
+        raise ConfigError(
+            "the target's logits are not its last hidden states times its output head, but up to "
+            f"{apart:.3g} off, of {largest:.3g} (a factor or a bias, which a draft's head does not have): no "
+            "draft can be trained for it"
+        )
 
 
 def teacher_logits(hidden: Tensor, head: Tensor) -> Tensor:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dspark.durations import duration
+from dspark.errors import NumericsError
 from dspark.train.data.conversations import Conversation
 from dspark.train.examples import Order
 from dspark.train.optimiser import Optimiser, Rate
 from dspark.train.report import Log, Say
 from dspark.train.step import Measured, Stepper
 from dspark.train.world import World
+
+MOST_SKIPPED = 10
+"""Steps in a row whose gradients are not finite, before the run is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,8 @@ class Pace:
     Attributes:
         steps: of the whole run. sequences: in each of them, over all processes.
         report_every, evaluate_every: steps. checkpoint_seconds: between checkpoints, at least.
-        stop_after: seconds after which it ends with a checkpoint, to be resumed, None: when the run is done.
+        stop_after: seconds from the start of the command, after which it ends with a checkpoint, to be
+            resumed; generation and hidden states count, and are not cut short. None: when the run is done.
     """
 
     steps: int
@@ -36,11 +42,13 @@ class Pace:
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run is: steps done, seconds spent in steps, tokens of the sequences seen."""
+    """Where a run is: steps done, seconds spent in steps, tokens of the sequences seen, and how many of the
+    steps changed nothing, since their gradients were not finite."""
 
     step: int = 0
     seconds: float = 0.0
     tokens: int = 0
+    skipped: int = 0
 
 
 class Loop:
@@ -57,29 +65,44 @@ class Loop:
         rate: Rate,
         clip: float,
         seed: int,
+        started: float,
         evaluate: Callable[[], dict[str, Any]],
         checkpoint: Callable[[Progress], None],
         log: Log | None,
         say: Say,
     ) -> None:
-        """`evaluate` measures on held-out text (called on every process), `checkpoint` writes the state."""
+        """`started`: when the command did, by `time.monotonic`. `evaluate` measures on held-out text (called
+        on every process), `checkpoint` writes the state."""
         self._stepper, self._optimiser, self._world = stepper, optimiser, world
         self._conversations, self._order = conversations, Order(len(conversations), seed)
-        self._pace, self._rate, self._clip = pace, rate, clip
+        self._pace, self._rate, self._clip, self._started = pace, rate, clip, started
         self._evaluate, self._checkpoint, self._log, self._say = evaluate, checkpoint, log, say
         self.stop = False
         """Set from outside (a signal): ends after the step, with a checkpoint."""
 
     def run(self, at: Progress) -> Progress:
-        """Until the last step, `stop`, or the end of the time given. The last state is always saved."""
-        pace, started, saved = self._pace, time.monotonic(), time.monotonic()
-        first = at.step
-        while at.step < pace.steps and not self._ends(started):
+        """Until the last step, `stop`, or the end of the time given. The last state is always saved.
+
+        Raises:
+            NumericsError: `MOST_SKIPPED` gradients in a row were not finite.
+        """
+        pace, saved = self._pace, time.monotonic()
+        first, in_a_row = at.step, 0
+        while at.step < pace.steps and not self._ends():
             began = time.monotonic()
             measured, rate, norm = self._step(at.step)
             at.step += 1
             at.seconds += time.monotonic() - began
             at.tokens += measured.tokens
+            in_a_row = 0 if math.isfinite(norm) else in_a_row + 1
+            if in_a_row:
+                at.skipped += 1
+                self._say(f"step {at.step:,}: its gradient is not finite, and changes nothing")
+            if in_a_row == MOST_SKIPPED:
+                raise NumericsError(
+                    f"the gradients of {in_a_row} steps in a row, up to step {at.step:,}, were not finite: a "
+                    "lower rate, or no bf16, may help"
+                )
             last = at.step == pace.steps
             if at.step % pace.report_every == 0 or last or at.step == first + 1:
                 self._report(at, measured, rate, norm)
@@ -92,9 +115,9 @@ class Loop:
             self._checkpoint(at)
         return at
 
-    def _ends(self, started: float) -> bool:
+    def _ends(self) -> bool:
         limit = self._pace.stop_after
-        return self._world.any(self.stop or (limit is not None and time.monotonic() - started >= limit))
+        return self._world.any(self.stop or (limit is not None and time.monotonic() - self._started >= limit))
 
     def _step(self, step: int) -> tuple[Measured, float, float]:
         count = self._pace.sequences
@@ -117,6 +140,7 @@ class Loop:
                 "by_position": measured.by_position,
                 "rate": rate,
                 "gradient_norm": norm,
+                "skipped": at.skipped,
                 "tokens": at.tokens,
                 "hours": at.seconds / 3600,
             },

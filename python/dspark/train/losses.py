@@ -93,31 +93,39 @@ def loss_terms(outputs: BlockOutputs, law: TeacherLaw, rows: Tensor, said: Tenso
     entropy, apart = entropy.view(shape), apart.view(shape)
     accepted = (1.0 - 0.5 * apart.detach()).clamp(0.0, 1.0)
     weights = slot_weights(counted, goal.decay)
+    said_weights = weights * (said >= 0)
     if goal.position_weights == "dpace":
-        weights = reaching_weights(entropy.detach(), counted, weights, goal.dpace_smoothing)
+        true = torch.where(said >= 0, torch.exp(-entropy.detach()), 0.0)
+        reached = reaching_weights(true, counted, goal.dpace_smoothing)
+        # The sums of the decay, in which `Stepper` divides before any forward pass.
+        weights, said_weights = scaled(reached, weights), scaled(reached * (said >= 0), said_weights)
     confidence = apart.new_zeros(())
     if outputs.confidence is not None:
         errors = F.binary_cross_entropy_with_logits(outputs.confidence.float(), accepted, reduction="none")
         confidence = (errors * weights).sum()
     return Terms(
-        cross_entropy=(entropy * weights).sum(),
+        cross_entropy=(entropy * said_weights).sum(),
         distance=(apart * weights).sum(),
         confidence=confidence,
         weight=weights.sum(),
-        said_weight=(weights * (said >= 0)).sum(),
+        said_weight=said_weights.sum(),
         accepted=accepted,
         counted=counted,
     )
 
 
-def reaching_weights(entropy: Tensor, counted: Tensor, weights: Tensor, smoothing: float) -> Tensor:
+def reaching_weights(q: Tensor, counted: Tensor, smoothing: float) -> Tensor:
     """D-PACE (as in speculators): slot k weighs the sum over j >= k of the products up to j of
-    s = (1 - a) q + a, q being the draft's probability of the true token.
+    s = (1 - a) q + a, q `[M, K]` being the draft's probability of the true token: 0 where it cannot say it.
 
-    It is how much the expected accepted length moves with slot k. Each block's weights are scaled to the sum
-    that the decay would have given it, so that losses stay comparable and their sums are known beforehand.
+    It is how much the expected accepted length moves with slot k.
     """
-    smooth = (1.0 - smoothing) * torch.exp(-entropy) + smoothing
+    smooth = (1.0 - smoothing) * q + smoothing
     reached = torch.where(counted, smooth, 1.0).cumprod(1) * counted
-    found = reached.flip(1).cumsum(1).flip(1) * counted
+    return reached.flip(1).cumsum(1).flip(1) * counted
+
+
+def scaled(found: Tensor, weights: Tensor) -> Tensor:
+    """`found` `[M, K]`, each block scaled to its sum of `weights`: losses stay comparable, and the sums are
+    known before the draft has run."""
     return found * (weights.sum(1, keepdim=True) / found.sum(1, keepdim=True).clamp(min=TINY))

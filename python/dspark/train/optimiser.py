@@ -69,9 +69,9 @@ class Optimiser:
         self._parameters = list(parameters.values())
 
     def step(self, rate: float, clip: float) -> float:
-        """One step at this rate, gradients clipped to a norm of `clip`; returns their norm before, and
-        forgets them. Gradients that are not finite are not applied."""
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, clip)
+        """One step at this rate, gradients clipped to a norm of `clip` (0: as they are); returns their norm
+        before, and forgets them. Gradients that are not finite are not applied."""
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, clip or math.inf)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if bool(norm.isfinite()):
             for factor, optimiser in self._all:
@@ -92,25 +92,26 @@ class Optimiser:
         return [optimiser.state_dict() for optimiser in self.parts]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Takes `state_dict` back."""
-        if len(states) != len(self._all):
-            raise ConfigError("the checkpoint's optimiser is another one: the choice of Muon has changed")
+        """Takes `state_dict` back, of as many optimisers."""
         for optimiser, state in zip(self.parts, states, strict=True):
             optimiser.load_state_dict(state)
 
 
-def muon_of(matrices: list[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
-    """torch's Muon.
-
-    Raises:
-        ConfigError: this torch has none (it came with 2.9), or the matrices are sharded.
+def check_muon(sharded: bool) -> None:
     """
-    maker = getattr(torch.optim, "Muon", None)
-    if maker is None:
+    Raises:
+        ConfigError: this torch has no Muon (it came with 2.9), or matrices are sharded.
+    """
+    if not hasattr(torch.optim, "Muon"):
         raise ConfigError(f"Muon needs torch 2.9 or newer, and this is {torch.__version__}")
-    if any(type(matrix.data) is not torch.Tensor for matrix in matrices):
+    if sharded:
         raise ConfigError("Muon needs whole matrices: use data parallelism, or AdamW with FSDP")
-    made: torch.optim.Optimizer = maker(
+
+
+def muon_of(matrices: list[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
+    """torch's Muon; errors as of `check_muon`."""
+    check_muon(sharded=any(type(matrix.data) is not torch.Tensor for matrix in matrices))
+    made: torch.optim.Optimizer = torch.optim.Muon(
         matrices, lr=0.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
     )
     return made

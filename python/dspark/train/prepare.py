@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +21,14 @@ from dspark.serve.models import parse_dtype
 from dspark.target import load_target
 from dspark.target.protocol import Target
 from dspark.text import Tokenizer
+from dspark.train.before import check_first
 from dspark.train.cache import StateCache, cache_bytes, check_size
 from dspark.train.checkpoint import read_state
 from dspark.train.create import draft_from, new_draft
 from dspark.train.data.conversations import Conversation, fingerprint, frequent_tokens
 from dspark.train.examples import StateSource
 from dspark.train.gather import directories, gather, generate
-from dspark.train.head import embeddings_and_head
+from dspark.train.head import check_head, embeddings_and_head
 from dspark.train.report import Say
 from dspark.train.settings import Settings
 from dspark.train.shape import draft_config, mask_token
@@ -49,16 +51,22 @@ class Prepared:
 
 
 def prepare(settings: Settings, world: World, say: Say) -> Prepared:
-    """Data, target and draft, and the state of an earlier run with the same settings."""
+    """Data, target and draft, and the state of an earlier run with the same settings.
+
+    Raises:
+        DSparkError: settings, data or a checkpoint are not usable, in one sentence.
+    """
     state = read_state(settings.output)
+    path = resolve(settings.target, "target")
+    has_tokenizer = (path / "tokenizer.json").exists()
+    tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
+    sizes = check_first(settings, path, tokenizer, world.size, state)
     # Generation is one process's work, the others read what it wrote.
     if world.is_main:
         generate(settings, say)
     world.wait()
-    path = resolve(settings.target, "target")
-    has_tokenizer = (path / "tokenizer.json").exists()
-    tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
-    trained, held_out = gather(settings, list(directories(settings).values()), tokenizer, say)
+    generated = list(directories(settings).values())
+    trained, held_out = gather(settings, generated, tokenizer, sizes.vocab_size, say)
     target = load_target(path, device=world.device, dtype=parse_dtype(settings.dtype))
     draft = _draft(settings, path, target, tokenizer, trained, state).to(world.device)
     run = {
@@ -67,7 +75,14 @@ def prepare(settings: Settings, world: World, say: Say) -> Prepared:
         "target_ids": None if draft.target_ids is None else draft.target_ids.tolist(),
         "mask_token_id": draft.config.mask_token_id,
     }
-    _check_resumable(settings, state, run)
+    _check_data(settings, state, run)
+    step = 0 if state is None else state["run"]["progress"]["step"]
+    if not world.agrees(json.dumps([step, run])):
+        raise ConfigError(
+            f"{settings.output}: the processes found different settings, conversations or checkpoints: the "
+            "run's directory and data must be on a disk that all machines share, and the commands the same"
+        )
+    check_head(target, draft, trained[0])
     return Prepared(world, path, target, draft, trained, held_out, state, run)
 
 
@@ -80,7 +95,7 @@ def _draft(
     state: dict[str, Any] | None,
 ) -> DSparkDraftModel:
     if settings.start is not None:
-        return draft_from(resolve(settings.start, "draft"), path)
+        return draft_from(resolve(settings.start, "draft"), path, settings.shape.training_block_size)
     shape = settings.shape
     if shape.mask_token_id is None:
         if state is not None:
@@ -97,17 +112,8 @@ def _draft(
     return new_draft(config, path, ids, settings.seed, settings.start_layers)
 
 
-def _check_resumable(settings: Settings, state: dict[str, Any] | None, run: dict[str, Any]) -> None:
-    if state is None or settings.accept_changes:
-        return
-    old, new = state["run"]["curve"], run["curve"]
-    odd = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    if odd:
-        raise ConfigError(
-            f"{settings.output}: the run there has {odd[0]} {old.get(odd[0])!r}, and {new.get(odd[0])!r} is "
-            "asked for: accept changes, or name another directory"
-        )
-    if state["run"]["data"] != run["data"]:
+def _check_data(settings: Settings, state: dict[str, Any] | None, run: dict[str, Any]) -> None:
+    if state is not None and not settings.accept_changes and state["run"]["data"] != run["data"]:
         raise ConfigError(
             f"{settings.output}: the run there was trained on other conversations: accept changes, or name "
             "another directory"
@@ -134,6 +140,7 @@ def states_of(settings: Settings, ready: Prepared, say: Say) -> StateSource:
         "taps": list(config.target_layer_ids),
         "dtype": str(ready.target.dtype),
         "normalisers": "float32",
+        "keys": "tokens and answers",
     }
     world = ready.world
     taps, width = len(config.target_layer_ids), config.target_hidden_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,11 @@ class Log:
         return [line for line in lines if line.endswith("}")]  # a kill may have cut the last
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """One report; nested mappings and lists become scalars named by their path in TensorBoard."""
+        """One report, with null for what is not finite; nested mappings and lists become scalars named by
+        their path in TensorBoard."""
+        values = _finite(values)
         with self._file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"step": step, **values}) + "\n")
+            stream.write(json.dumps({"step": step, **values}, allow_nan=False) + "\n")
         if self._board is not None:
             for name, value in _scalars("", values):
                 self._board.add_scalar(name, value, step)
@@ -44,6 +47,14 @@ class Log:
         """Flushes TensorBoard's file."""
         if self._board is not None:
             self._board.close()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _scalars(path: str, value: Any) -> list[tuple[str, float]]:

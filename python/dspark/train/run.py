@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
 from dspark.serve.models import parse_device
 from dspark.train.acceptance import HeldOut
-from dspark.train.checkpoint import load_state, save_state
+from dspark.train.checkpoint import load_state, load_weights, save_state
 from dspark.train.create import trained_parameters
+from dspark.train.data.conversations import evaluated
+from dspark.train.lock import held
 from dspark.train.loop import Loop, Progress
 from dspark.train.optimiser import Optimiser, Rate
 from dspark.train.prepare import Prepared, prepare, states_of, teacher_of
 from dspark.train.report import Log, Say
-from dspark.train.save import check_packaging, save_draft
+from dspark.train.save import packaging_of, save_draft
 from dspark.train.settings import SAVE_DTYPES, Settings
 from dspark.train.step import Blocks, Stepper, loss_pass_of
 from dspark.train.world import distribute, join, whole
@@ -31,10 +35,12 @@ def train(settings: Settings, say: Say) -> dict[str, Any]:
     Raises:
         DSparkError: settings, data or a checkpoint are not usable, in one sentence.
     """
+    started = time.monotonic()
     world = join(parse_device(settings.device))
     talk = say if world.is_main else _silent
     try:
-        return _train(settings, prepare(settings, world, talk), talk)
+        with held(settings.output, talk) if world.is_main else nullcontext():
+            return _train(settings, prepare(settings, world, talk), started, talk)
     finally:
         world.close()
 
@@ -43,14 +49,29 @@ def _silent(line: str) -> None:
     pass
 
 
-def _train(settings: Settings, ready: Prepared, say: Say) -> dict[str, Any]:
+def _train(settings: Settings, ready: Prepared, started: float, say: Say) -> dict[str, Any]:
+    at = Progress() if ready.state is None else Progress(**ready.state["run"]["progress"])
+    if ready.state is not None and at.step >= settings.pace.steps:
+        # The draft may be missing, or older: a kill came between the last state and it, or another form is
+        # asked for.
+        load_weights(ready.state, ready.draft)
+        _write_draft(settings, ready)
+    else:
+        at = _go_on(settings, ready, at, started, say)
+    return {
+        "draft": str(settings.output / "draft"),
+        "steps": at.step,
+        "of_steps": settings.pace.steps,
+        "hours": at.seconds / 3600,
+        "tokens": at.tokens,
+        "skipped_steps": at.skipped,
+        "finished": at.step >= settings.pace.steps,
+        "held_out": _last_measured(settings.output),
+    }
+
+
+def _go_on(settings: Settings, ready: Prepared, at: Progress, started: float, say: Say) -> Progress:
     world, draft, config = ready.world, ready.draft, ready.draft.config
-    packaging = settings.packaging or ("speculators" if config.reduced else "flat")
-    check_packaging(packaging, config.reduced)
-    if settings.pace.sequences % world.size:
-        raise ConfigError(
-            f"{settings.pace.sequences} sequences a step cannot be shared by {world.size} processes"
-        )
     source = states_of(settings, ready, say)
     attention = settings.attention
     loss_pass = loss_pass_of(draft, detach_confidence=settings.detach_confidence, attention=attention)
@@ -62,13 +83,11 @@ def _train(settings: Settings, ready: Prepared, say: Say) -> dict[str, Any]:
         betas=settings.betas,
         weight_decay=settings.weight_decay,
     )
-    at = Progress()
     if ready.state is not None:
         load_state(ready.state, draft, optimiser)
-        at = Progress(**ready.state["run"]["progress"])
         say(f"goes on at step {at.step:,} of {settings.pace.steps:,}")
     log = Log(settings.output, at.step, settings.tensorboard) if world.is_main else None
-    held = _held_out(settings, ready)
+    held_out = _held_out(settings, ready)
     loop = Loop(
         Stepper(
             module,
@@ -90,26 +109,24 @@ def _train(settings: Settings, ready: Prepared, say: Say) -> dict[str, Any]:
         rate=Rate(settings.learning_rate, settings.pace.steps, settings.warmup, cooldown=settings.cooldown),
         clip=settings.clip,
         seed=settings.seed,
+        started=started,
         evaluate=lambda: (
-            {} if held is None else held.measure(loss_pass.training_pass, config.block_size, settings.bf16)
+            {}
+            if held_out is None
+            else held_out.measure(loss_pass.training_pass, config.block_size, settings.bf16)
         ),
-        checkpoint=lambda progress: _checkpoint(settings, ready, optimiser, packaging, progress),
+        checkpoint=lambda progress: _checkpoint(settings, ready, optimiser, progress),
         log=log,
         say=say,
     )
+    first = at.step
     with _stopping(loop):
         at = loop.run(at)
+    if at.step == first > 0:  # no step, no checkpoint: an earlier one's draft may be missing
+        _write_draft(settings, ready)
     if log is not None:
         log.close()
-    return {
-        "draft": str(settings.output / "draft"),
-        "steps": at.step,
-        "of_steps": settings.pace.steps,
-        "hours": at.seconds / 3600,
-        "tokens": at.tokens,
-        "finished": at.step >= settings.pace.steps,
-        "held_out": _last_measured(settings.output),
-    }
+    return at
 
 
 def _held_out(settings: Settings, ready: Prepared) -> HeldOut | None:
@@ -119,7 +136,7 @@ def _held_out(settings: Settings, ready: Prepared) -> HeldOut | None:
     if head is None:
         raise ConfigError("a draft in training has a head of its own")
     return HeldOut(
-        ready.held_out[: settings.held_out_sequences],
+        evaluated(ready.held_out, settings.held_out_sequences),
         teacher_of(ready),
         whole(head.weight.detach()),
         anchors=settings.held_out_anchors,
@@ -128,13 +145,15 @@ def _held_out(settings: Settings, ready: Prepared) -> HeldOut | None:
     )
 
 
-def _checkpoint(
-    settings: Settings, ready: Prepared, optimiser: Optimiser, packaging: str, at: Progress
-) -> None:
+def _checkpoint(settings: Settings, ready: Prepared, optimiser: Optimiser, at: Progress) -> None:
     """The run's state first, the draft that others read after it."""
-    progress = {"step": at.step, "seconds": at.seconds, "tokens": at.tokens}
+    run = {**ready.run, "progress": dataclasses.asdict(at)}
+    save_state(settings.output, ready.world, ready.draft, optimiser, run)
+    _write_draft(settings, ready)
+
+
+def _write_draft(settings: Settings, ready: Prepared) -> None:
     draft = ready.draft
-    save_state(settings.output, ready.world, draft, optimiser, {**ready.run, "progress": progress})
     state = whole({name: parameter.detach() for name, parameter in draft.named_parameters()})
     if ready.world.is_main:
         save_draft(
@@ -142,7 +161,7 @@ def _checkpoint(
             draft.config,
             state,
             draft.target_ids,
-            packaging=packaging,
+            packaging=packaging_of(settings.packaging, draft.config.reduced),
             dtype=SAVE_DTYPES[settings.save_dtype],
             head=settings.save_head,
             target_name=settings.target,

@@ -43,10 +43,10 @@ def save_draft(
         packaging: "flat" (embeddings and head are stored), "nested" (neither is), or "speculators", the one
             with a reduced vocabulary.
         head: whether "speculators" stores the head's rows; without, the loader takes them from the target,
-            which dspark does and other engines may not.
+            which dspark does and other engines may not. "flat" always does, "nested" never.
         target_name: what the configuration calls the target ("speculators").
     """
-    check_packaging(packaging, config.reduced)
+    check_packaging(packaging, config.reduced, head)
     left_out = {"flat": (), "nested": FROZEN, "speculators": FROZEN[:1] if head else FROZEN}[packaging]
     tensors = {
         name: tensor.detach().to("cpu", dtype).contiguous()
@@ -76,10 +76,15 @@ def save_draft(
     _replace(fresh, directory)
 
 
-def check_packaging(packaging: str, reduced: bool) -> None:
+def packaging_of(asked: str | None, reduced: bool) -> str:
+    """What is asked for, else the one that fits the vocabulary."""
+    return asked or ("speculators" if reduced else "flat")
+
+
+def check_packaging(packaging: str, reduced: bool, head: bool) -> None:
     """
     Raises:
-        ConfigError: an unknown packaging, or one that cannot hold a reduced vocabulary.
+        ConfigError: an unknown packaging, or one that cannot hold a reduced vocabulary or leave its head out.
     """
     if packaging not in PACKAGINGS:
         raise ConfigError(f"packaging must be one of {', '.join(PACKAGINGS)}, not {packaging!r}")
@@ -87,6 +92,8 @@ def check_packaging(packaging: str, reduced: bool) -> None:
         raise ConfigError(
             f"the packaging {packaging} has no draft vocabulary of its own: a reduced one needs speculators"
         )
+    if packaging == "flat" and not head:
+        raise ConfigError("the packaging flat stores its head: to leave that out (lean), choose another one")
 
 
 def _replace(fresh: Path, directory: Path) -> None:

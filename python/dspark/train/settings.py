@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,32 @@ from dspark.train.losses import Objective
 from dspark.train.shape import Shape
 
 SAVE_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+Range = tuple[Callable[[Any], bool], str]
+_COUNT: Range = lambda v: v >= 1, "at least 1"
+_NATURAL: Range = lambda v: v >= 0, "at least 0"
+_SIZE: Range = lambda v: 0.0 <= v < math.inf, "a number from 0"
+_ABOVE: Range = lambda v: 0.0 < v < math.inf, "a number above 0"
+_PART: Range = lambda v: 0.0 <= v < 1.0, "a share from 0 to below 1"
+_SHARE: Range = lambda v: 0.0 <= v <= 1.0, "a share from 0 to 1"
+
+RANGES: dict[str, Range] = {
+    **dict.fromkeys(
+        ("steps", "sequences", "report_every", "evaluate_every", "anchors", "micro_batch"), _COUNT
+    ),
+    **dict.fromkeys(("samples", "batch_size", "held_out_anchors"), _COUNT),
+    **dict.fromkeys(("self_prompts", "cache_limit", "held_out_sequences", "seed"), _NATURAL),
+    **dict.fromkeys(("cross_entropy", "distance", "confidence", "decay", "clip", "weight_decay"), _SIZE),
+    **dict.fromkeys(("context_noise", "checkpoint_seconds", "stop_after"), _SIZE),
+    **dict.fromkeys(("learning_rate", "muon_factor"), _ABOVE),
+    **dict.fromkeys(("held_out", "warmup"), _PART),
+    **dict.fromkeys(("failed_anchors", "early_cross_entropy", "early_share", "dpace_smoothing"), _SHARE),
+    "cooldown": (lambda v: 0.0 < v <= 1.0, "a share above 0 and at most 1"),
+    "max_length": (lambda v: v >= 2, "at least 2"),
+    "betas": (lambda v: all(0.0 <= beta < 1.0 for beta in v), "two shares from 0 to below 1"),
+}
+"""What numbers may be, wherever in the settings they are; None is a number that was not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +84,12 @@ class Settings:
 
     Attributes:
         target: a directory or a known name. output: the run's directory; the draft is in its `draft`.
-        shape: of a new draft; start: or a draft to go on from; start_layers: the target's layers that a new
+        shape: of a new draft; start: or a draft to go on from, whose shape holds but for the
+            training_block_size, where that is given; start_layers: the target's layers that a new
             draft's start as copies of, its final norm with them.
         anchors: blocks per sequence. failed_anchors: share of them where verify passes failed.
-        context_noise: see `noisy`. learning_rate, warmup, cooldown: see `Rate`. clip, muon, muon_factor,
-            weight_decay, betas: of the optimiser.
+        context_noise: see `noisy`. learning_rate, warmup, cooldown: see `Rate`. clip (0: off), muon,
+            muon_factor, weight_decay, betas: of the optimiser.
         micro_batch: sequences at a time. bf16: autocast. attention: see `dspark.train.attention`.
         parallel: "ddp" or "fsdp". packaging, save_dtype, save_head: see `save_draft`.
         held_out_sequences, held_out_anchors, temperatures: what an evaluation measures.
@@ -107,21 +136,16 @@ class Settings:
         Raises:
             ConfigError: names the value, what was expected and what was found.
         """
-        for name, found, low in (
-            ("steps", self.pace.steps, 1),
-            ("sequences", self.pace.sequences, 1),
-            ("anchors", self.anchors, 1),
-            ("micro_batch", self.micro_batch, 1),
-            ("report_every", self.pace.report_every, 1),
-            ("evaluate_every", self.pace.evaluate_every, 1),
-        ):
-            if found < low:
-                raise ConfigError(f"{name} is {found}; expected at least {low}")
-        for name, share in (("held_out", self.data.held_out), ("failed_anchors", self.failed_anchors)):
-            if not 0.0 <= share < 1.0 and not (name == "failed_anchors" and share == 1.0):
-                raise ConfigError(f"{name} is {share}; expected a share from 0 to below 1")
-        if self.cooldown is not None and not 0.0 < self.cooldown <= 1.0:
-            raise ConfigError(f"cooldown is {self.cooldown}; expected a share above 0 and at most 1")
+        for owner in (self, self.data, self.pace, self.goal):
+            for name, (whether, expected) in RANGES.items():
+                found = getattr(owner, name, None)
+                if found is not None and not whether(found):
+                    raise ConfigError(f"{name} is {found}; expected {expected}")
+        for sampling in (self.data.sampling, self.data.user_sampling):
+            low, high = sampling.temperatures
+            if low > high:
+                raise ConfigError(f"temperatures are {low} to {high}; expected the lower one first")
+            sampling.params(0)  # refuses what no answer could be drawn with
         for name, chosen, known in (
             ("position_weights", self.goal.position_weights, ("decay", "dpace")),
             ("attention", KINDS[0] if self.attention is None else self.attention, KINDS),
@@ -133,9 +157,10 @@ class Settings:
         for name, file in (("prompts", self.data.prompts), ("openers", self.data.openers)):
             if file is not None and not file.is_file():
                 raise ConfigError(f"{name} is {file}; no such file")
-        if not self.learning_rate > 0:
-            raise ConfigError(f"learning_rate is {self.learning_rate}; expected a number above 0")
-        if any(t <= 0 for t in self.temperatures):
+        for file in self.data.files:
+            if not file.exists():
+                raise ConfigError(f"data names {file}; no such file or directory")
+        if not all(0.0 < t < math.inf for t in self.temperatures):
             raise ConfigError("temperatures must be above 0: temperature 0 is measured in any case")
         if not (self.data.files or self.data.prompts or self.data.self_prompts):
             raise ConfigError("there is nothing to train on: give data, prompts, or self_prompts")

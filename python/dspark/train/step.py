@@ -13,7 +13,7 @@ from dspark.draft import DSparkDraftModel
 from dspark.train.batch import Anchors, Batch, choose_anchors, label_blocks
 from dspark.train.data.conversations import Conversation
 from dspark.train.distances import TeacherLaw
-from dspark.train.examples import StateSource, collate, noisy, seeded
+from dspark.train.examples import StateSource, collate, framed, noisy, seeded
 from dspark.train.forward import TrainingPass
 from dspark.train.head import teacher_logits
 from dspark.train.losses import Objective, Terms, loss_terms, slot_weights
@@ -40,10 +40,9 @@ class LossPass(nn.Module):
         self.training_pass = training
         self._head = head
         config = training.draft.config
-        draft_of = torch.full((config.vocab_size,), -1, dtype=torch.int64)
-        ids = torch.arange(config.vocab_size) if target_ids is None else target_ids
-        draft_of[ids] = torch.arange(len(ids))
-        self._draft_of = draft_of.to(head.device)
+        self._draft_of = torch.full((config.vocab_size,), -1, dtype=torch.int64, device=head.device)
+        ids = torch.arange(len(head), device=head.device)
+        self._draft_of[ids if target_ids is None else target_ids.to(head.device)] = ids
 
     def said(self, tokens: Tensor) -> Tensor:
         """Draft ids of target tokens, -1 where the draft's vocabulary has none."""
@@ -69,6 +68,17 @@ class Measured:
     by_position: list[float]
     blocks: int
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """A micro-batch before its states are there: its generators, which go on with noise, its anchors, and its
+    sums of weights `[2]` (of all slots, and of those whose token the draft can say)."""
+
+    conversations: list[Conversation]
+    generators: list[torch.Generator]
+    anchors: Anchors
+    weights: Tensor
 
 
 class Stepper:
@@ -101,39 +111,40 @@ class Stepper:
         world = self._world
         mine = range(world.rank, len(sequences), world.size)
         parts = [mine[i : i + self._micro_batch] for i in range(0, len(mine), self._micro_batch)]
-        prepared = [self._prepare(step, part, sequences) for part in parts]
+        # Anchors and weights first: states, which are large, are in memory for one micro-batch at a time.
+        laid = [self._lay(step, part, sequences) for part in parts]
         weights = torch.zeros(2, device=world.device)
-        for batch, anchors in prepared:
-            weights += self._weights(batch, anchors)
+        for one in laid:
+            weights += one.weights
         weights = world.sum(weights)
         factors = self._goal.factors(progress)
         found: list[Terms] = []
-        for index, (batch, anchors) in enumerate(prepared):
-            last = index == len(prepared) - 1
+        for index, one in enumerate(laid):
+            last = index == len(laid) - 1
+            batch = collate(one.conversations, self._source.states(one.conversations), world.device)
+            batch = noisy(batch, self._blocks.context_noise, one.generators)
             hold = nullcontext() if last else getattr(self._module, "no_sync", nullcontext)()
             with hold:
                 with torch.autocast(world.device.type, torch.bfloat16, enabled=self._bf16):
-                    terms = self._module(batch, anchors, self._blocks.width, self._goal)
+                    terms = self._module(batch, one.anchors, self._blocks.width, self._goal)
                 # Data parallelism divides by the number of processes; the weights are those of all.
                 (terms.loss(factors, weights[0], weights[1]) * world.size).backward()
             found.append(Terms(*(value.detach() for value in terms)))
+            del batch  # before the next one's states come
         tokens = sum(len(sequences[i].tokens) for i in range(len(sequences)))
         return self._measure(found, weights, factors, tokens)
 
-    def _prepare(self, step: int, part: range, sequences: Sequence[Conversation]) -> tuple[Batch, Anchors]:
+    def _lay(self, step: int, part: range, sequences: Sequence[Conversation]) -> _Laid:
         chosen = [sequences[i] for i in part]
-        batch = collate(chosen, self._source.states(chosen), self._world.device)
+        ids, answers = (tensor.to(self._world.device) for tensor in framed(chosen))
         generators = [seeded(self._seed, step, i) for i in part]
         blocks = self._blocks
         failed = [torch.from_numpy(one.failed) for one in chosen]
-        anchors = choose_anchors(batch.answers, blocks.anchors, generators, failed, blocks.failed_share)
-        return noisy(batch, blocks.context_noise, generators), anchors
-
-    def _weights(self, batch: Batch, anchors: Anchors) -> Tensor:
-        labels = label_blocks(batch.token_ids, batch.answers, anchors, self._blocks.width)
+        anchors = choose_anchors(answers, blocks.anchors, generators, failed, blocks.failed_share)
+        labels = label_blocks(ids, answers, anchors, blocks.width)
         weights = slot_weights(labels.counted, self._goal.decay)
         said = self._loss_pass.said(labels.tokens) >= 0
-        return torch.stack((weights.sum(), (weights * said).sum()))
+        return _Laid(chosen, generators, anchors, torch.stack((weights.sum(), (weights * said).sum())))
 
     def _measure(
         self, found: list[Terms], weights: Tensor, factors: tuple[float, float, float], tokens: int

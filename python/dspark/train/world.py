@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,6 +41,14 @@ class World:
         """Whether any process says so."""
         return bool(self.sum(torch.tensor(float(flag), device=self.device)) > 0)
 
+    def agrees(self, value: str) -> bool:
+        """Whether all processes gave the same value; every one must ask."""
+        number = int.from_bytes(hashlib.blake2b(value.encode(), digest_size=7).digest(), "big")
+        bounds = torch.tensor([number, -number], device=self.device)
+        if self.size > 1:
+            dist.all_reduce(bounds, dist.ReduceOp.MAX)
+        return bool(bounds[0] == -bounds[1])
+
     def wait(self) -> None:
         """Until all processes are here."""
         if self.size > 1:
@@ -49,6 +58,11 @@ class World:
         """Ends the group, if there is one."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def is_main_process() -> bool:
+    """Whether this is the main process of those that torchrun started, or alone; before `join`, too."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def join(device: torch.device) -> World:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from dspark.checkpoint.rope import RopeConfig
 from dspark.errors import CheckpointError
 
 LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -29,6 +30,62 @@ class AdaptedConfig:
     """Whether the output head is the embedding matrix and nothing else: no bias, no capping, no factor."""
     limit: str | None = None
     """Why the window is shorter than the checkpoint's, where it is."""
+    intermediate_size: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    """These four, where the config names them, are the sizes of a draft's layers."""
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    """A plain rotation with the config's base, for a draft's layers."""
+
+    @classmethod
+    def of_text(cls, text: Any, architecture: str) -> AdaptedConfig:
+        """
+        Args:
+            text: the text part of a transformers config.
+
+        Raises:
+            CheckpointError: a size that every target has is missing.
+        """
+        length, limit = window(text, architecture)
+        heads = _named(text, "num_attention_heads")
+        hidden = _needed(text, architecture, "hidden_size")
+        return cls(
+            architecture=architecture,
+            vocab_size=_needed(text, architecture, "vocab_size"),
+            hidden_size=hidden,
+            num_hidden_layers=_needed(text, architecture, "num_hidden_layers"),
+            max_position_embeddings=length,
+            tie_word_embeddings=False,
+            limit=limit,
+            intermediate_size=_named(text, "intermediate_size"),
+            num_attention_heads=heads,
+            num_key_value_heads=_named(text, "num_key_value_heads") or heads,
+            head_dim=_named(text, "head_dim") or (None if heads is None else hidden // heads),
+            rope=RopeConfig(theta=_theta(text)),
+        )
+
+
+def _named(text: Any, name: str) -> int | None:
+    value = getattr(text, name, None)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _needed(text: Any, architecture: str, name: str) -> int:
+    value = _named(text, name)
+    if value is None:
+        raise CheckpointError(
+            f"{architecture} cannot be a target: its config's {name} is {getattr(text, name, None)!r}"
+        )
+    return value
+
+
+def _theta(text: Any) -> float:
+    found = [getattr(text, "rope_theta", None)]
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = getattr(text, name, None)
+        found.append(rope.get("rope_theta") if isinstance(rope, dict) else None)
+    return next((float(theta) for theta in found if isinstance(theta, int | float)), RopeConfig().theta)
 
 
 def window(text: Any, architecture: str) -> tuple[int, str | None]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspark.checkpoint.config_file import ConfigFile
 from dspark.errors import CheckpointError
-from dspark.target.adapter.config import window
+from dspark.target.adapter.config import AdaptedConfig, window
 from dspark.target.adapter.names import require_causal
 from dspark.target.families import Description
 
@@ -25,6 +25,24 @@ SIZES = {
 """Our name of a size and that in a transformers config; null where an architecture has none."""
 
 
+def _read(config: ConfigFile) -> Any:
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(config.path.parent, local_files_only=True)
+    except Exception as error:  # transformers lets any exception of a bad config through
+        raise CheckpointError(f"{config.path}: transformers cannot read it ({error})") from error
+
+
+def read_adapted(config: ConfigFile) -> AdaptedConfig:
+    """
+    Raises:
+        CheckpointError: transformers does not know the architecture, or cannot read the config.
+    """
+    architecture = require_causal(config)
+    return AdaptedConfig.of_text(_read(config).get_text_config(decoder=True), architecture)
+
+
 def describe_adapted(config: ConfigFile, weights: WeightFiles) -> Description:
     """
     Raises:
@@ -33,10 +51,7 @@ def describe_adapted(config: ConfigFile, weights: WeightFiles) -> Description:
     import transformers
 
     architecture = require_causal(config)
-    try:
-        read = transformers.AutoConfig.from_pretrained(config.path.parent, local_files_only=True)
-    except Exception as error:  # transformers lets any exception of a bad config through
-        raise CheckpointError(f"{config.path}: transformers cannot read it ({error})") from error
+    read = _read(config)
     text = read.get_text_config(decoder=True)
     length, limit = window(text, architecture)
     facts: dict[str, Any] = {

@@ -13,7 +13,7 @@ from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.load import resolve_dtype
 from dspark.checkpoint.weights import WeightFiles
 from dspark.errors import CheckpointError
-from dspark.target.adapter.config import AdaptedConfig, window
+from dspark.target.adapter.config import AdaptedConfig
 from dspark.target.adapter.model import TransformersTarget
 from dspark.target.adapter.names import require_causal
 from dspark.target.adapter.probe import probe, refuse_recurrent
@@ -48,16 +48,7 @@ def load_adapted(
     model = _load(transformers, weights, architecture, element).to(device).eval().requires_grad_(False)
     text = model.config.get_text_config(decoder=True)
     refuse_recurrent(model, text)
-    length, limit = window(text, architecture)
-    config = AdaptedConfig(
-        architecture=architecture,
-        vocab_size=_size(text, architecture, "vocab_size"),
-        hidden_size=_size(text, architecture, "hidden_size"),
-        num_hidden_layers=_size(text, architecture, "num_hidden_layers"),
-        max_position_embeddings=length,
-        tie_word_embeddings=False,
-        limit=limit,
-    )
+    config = AdaptedConfig.of_text(text, architecture)
     # Without a config, every layer of this cache keeps every position.
     target = TransformersTarget(model, config, transformers.DynamicCache, transformers.__version__)
     probe(target, text)
@@ -119,10 +110,3 @@ def _quiet(transformers: Any) -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bar:
             logging.enable_progress_bar()
-
-
-def _size(text: Any, architecture: str, name: str) -> int:
-    value = getattr(text, name, None)
-    if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"{architecture} cannot be a target: its config's {name} is {value!r}")
-    return value

@@ -25,11 +25,14 @@ class Conversation:
         answers: (start, stop) of each span that the target wrote, end token included, ascending.
         failed: positions of tokens by which the target replaced a drafted one, where it was generated with
             a draft.
+        dialogue: `prompt_number` of what came before the first answer, where this is a later turn of a
+            dialogue; None: this is the first, or nothing is known of one before.
     """
 
     tokens: Tokens
     answers: tuple[tuple[int, int], ...]
     failed: Tokens = field(default_factory=lambda: NO_FAILURES)
+    dialogue: int | None = None
 
     @property
     def answer_tokens(self) -> int:
@@ -41,7 +44,7 @@ class Conversation:
         if len(self.tokens) <= length:
             return self
         answers = tuple((start, min(stop, length)) for start, stop in self.answers if start < length)
-        return Conversation(self.tokens[:length], answers, self.failed[self.failed < length])
+        return Conversation(self.tokens[:length], answers, self.failed[self.failed < length], self.dialogue)
 
     def mask(self) -> NDArray[np.bool_]:
         """`[length]`: whether the target wrote the token."""
@@ -51,14 +54,21 @@ class Conversation:
         return found
 
     def key(self) -> str:
-        """The same for equal tokens, across runs and machines."""
-        return _digest(self.tokens).hex()
+        """The same for equal tokens with equal answers, across runs and machines. What is computed for the
+        tokens depends on where answers start: normalisers are made from there on."""
+        spans = np.array([len(self.tokens), *(at for span in self.answers for at in span)])
+        return _digest(np.concatenate((self.tokens, spans))).hex()
+
+    def prompt_number(self) -> int:
+        """64 bits of the dialogue's first prompt, what came before its first answer."""
+        if self.dialogue is not None:
+            return self.dialogue
+        return int.from_bytes(_digest(self.tokens[: self.answers[0][0]])[:8], "big")
 
     def is_held_out(self, share: float) -> bool:
-        """Whether it belongs to the held-out share: decided by the prompt alone, so that a prompt's answers
-        are all on one side, whatever else is in the data and whenever it came."""
-        prompt = self.tokens[: self.answers[0][0]]
-        return int.from_bytes(_digest(prompt)[:8], "big") < share * 2.0**64
+        """Whether it belongs to the held-out share: decided by the dialogue's first prompt alone, so that its
+        answers, and all its turns, are on one side, whatever else is in the data and whenever it came."""
+        return self.prompt_number() < share * 2.0**64
 
 
 def _digest(tokens: Tokens) -> bytes:
@@ -106,6 +116,12 @@ def split(
     for one in conversations:
         (held_out if one.is_held_out(share) else trained).append(one)
     return trained, held_out
+
+
+def evaluated(held_out: Iterable[Conversation], count: int) -> list[Conversation]:
+    """The `count` held-out conversations that are evaluated: by their keys, so that every source gives its
+    share, wherever it stands."""
+    return sorted(held_out, key=Conversation.key)[:count]
 
 
 def frequent_tokens(conversations: Iterable[Conversation], vocab_size: int, size: int) -> Tokens:

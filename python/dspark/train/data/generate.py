@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,7 @@ def answer(
     A conversation ends where it outgrows the context window; any other failure is raised."""
     found: list[Conversation] = []
     messages: list[list[dict[str, str]]] = [[] for _ in asked]
+    dialogues: dict[int, int] = {}
     going, turn = list(range(len(asked))), 0
     while going := [i for i in going if turn < len(asked[i].turns)]:
         for i in going:
@@ -75,7 +77,9 @@ def answer(
         results = _fitting(decoder.generate(prompts, params))
         answered = {i: one for i, one in zip(going, results, strict=True) if one is not None}
         for i, result in answered.items():
-            found.append(conversation(result))
+            one = dataclasses.replace(conversation(result), dialogue=dialogues.get(i))
+            dialogues[i] = one.prompt_number()
+            found.append(one)
             messages[i].append({"role": "assistant", "content": result.text})
         going, turn = list(answered), turn + 1
     return found

@@ -34,6 +34,7 @@ class ChatMarks:
     def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> Iterator[Conversation]:
         """A chat whose answers the target gave: every answer is a conversation of its own, with what came
         before it as its prompt, tokenised apart as in use."""
+        dialogue: int | None = None
         for index, message in enumerate(messages):
             if message["role"] != "assistant" or index == 0:
                 continue
@@ -48,7 +49,9 @@ class ChatMarks:
             answer = self._tokenizer.encode_chat(text[len(prompt) :])
             stop = next((i + 1 for i, token in enumerate(answer) if token in self.ends), len(answer))
             tokens = np.array([*before, *answer[:stop]], np.int64)
-            yield Conversation(tokens, ((len(before), len(tokens)),))
+            one = Conversation(tokens, ((len(before), len(tokens)),), dialogue=dialogue)
+            dialogue = one.prompt_number()
+            yield one
 
     def of_tokens(self, tokens: Tokens) -> Conversation:
         """A chat as token ids. End tokens that fill its end are cut, but one.
@@ -80,22 +83,41 @@ class ChatMarks:
                 yield start, at
 
 
-def read_conversations(paths: Sequence[Path], marks: ChatMarks | None) -> Iterator[Conversation]:
+def read_conversations(
+    paths: Sequence[Path], marks: ChatMarks | None, vocab_size: int
+) -> Iterator[Conversation]:
     """All conversations of files, and of directories in the order of their files' names.
 
-    `marks` may be None where every file says where its answers start.
+    `marks` may be None where every file says where its answers start. `vocab_size` is the target's.
 
     Raises:
         CheckpointError: names the file and what is wrong with it.
     """
     for path in paths:
         files = sorted(f for f in path.rglob("*") if f.suffix in KINDS) if path.is_dir() else [path]
+        if not path.exists():
+            raise CheckpointError(f"{path}: no such file or directory")
         if not files:
             raise CheckpointError(f"{path}: no {' or '.join(KINDS)} files there")
         for file in files:
             if file.suffix not in KINDS or not file.is_file():
                 raise CheckpointError(f"{file}: conversations are read from {' and '.join(KINDS)} files")
-            yield from (_of_jsonl if file.suffix == ".jsonl" else _of_safetensors)(file, marks)
+            read = (_of_jsonl if file.suffix == ".jsonl" else _of_safetensors)(file, marks)
+            for index, one in enumerate(read):
+                _check(one, vocab_size, f"{file}: conversation {index}")
+                yield one
+
+
+def _check(one: Conversation, vocab_size: int, where: str) -> None:
+    foreign = one.tokens[(one.tokens < 0) | (one.tokens >= vocab_size)]
+    if len(foreign):
+        raise CheckpointError(
+            f"{where} has the token {foreign[0]}, and the target's are 0 to {vocab_size - 1}: another "
+            "tokenizer made it"
+        )
+    for start, stop in one.answers:
+        if not 0 <= start <= stop:
+            raise CheckpointError(f"{where}: an answer starts at {start} of {len(one.tokens)} tokens")
 
 
 def _of_jsonl(file: Path, marks: ChatMarks | None) -> Iterator[Conversation]:
@@ -135,8 +157,10 @@ def _of_safetensors(file: Path, marks: ChatMarks | None) -> Iterator[Conversatio
     lengths, tokens = tensors["lengths"].astype(np.int64), tensors["tokens"].astype(np.int64)
     if int(lengths.sum()) != len(tokens):
         raise CheckpointError(f"{file}: lengths add up to {int(lengths.sum())}, tokens has {len(tokens)}")
+    if not len(lengths):  # nothing came of the tasks of a shard
+        return
     pieces = np.split(tokens, np.cumsum(lengths)[:-1])
-    starts = tensors.get("answer_start")
+    starts, dialogues = tensors.get("answer_start"), tensors.get("dialogue")
     failures = [NO_FAILURES] * len(pieces)
     if "failed" in tensors:
         counts = tensors["failed_counts"].astype(np.int64)
@@ -145,7 +169,8 @@ def _of_safetensors(file: Path, marks: ChatMarks | None) -> Iterator[Conversatio
         if starts is None:
             yield _told_apart(piece, marks, file)
         else:
-            yield Conversation(piece, ((int(starts[index]), len(piece)),), failures[index])
+            dialogue = None if dialogues is None else int(dialogues[index])
+            yield Conversation(piece, ((int(starts[index]), len(piece)),), failures[index], dialogue)
 
 
 def _told_apart(tokens: Tokens, marks: ChatMarks | None, file: Path) -> Conversation:

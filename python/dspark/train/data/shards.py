@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from dspark.durations import duration
@@ -92,10 +93,11 @@ class Shards:
     def _write(self, number: int, conversations: Sequence[Conversation]) -> None:
         tokens = [one.tokens for one in conversations]
         failed = [one.failed for one in conversations]
-        tensors = {
+        tensors: dict[str, NDArray[Any]] = {
             "tokens": np.concatenate([*tokens, np.empty(0, np.int64)]).astype(np.uint32),
             "lengths": np.array([len(one) for one in tokens], np.int32),
             "answer_start": np.array([one.answers[-1][0] for one in conversations], np.int32),
+            "dialogue": np.array([one.prompt_number() for one in conversations], np.uint64),
             "failed": np.concatenate([*failed, np.empty(0, np.int64)]).astype(np.int32),
             "failed_counts": np.array([len(one) for one in failed], np.int32),
         }

@@ -1,0 +1,98 @@
+"""What can be refused before anything is generated, computed or loaded: later, hours would be lost."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dspark.draft.config import DraftConfig
+from dspark.draft.export.borrowed import borrowed_tensors
+from dspark.errors import ConfigError
+from dspark.pretrained import resolve
+from dspark.target.load import read_target_config
+from dspark.target.protocol import TargetSizes
+from dspark.text import Tokenizer
+from dspark.train.create import check_start_layers, trainable
+from dspark.train.optimiser import check_muon
+from dspark.train.save import check_packaging, packaging_of
+from dspark.train.settings import Settings
+from dspark.train.shape import draft_config, mask_token
+
+
+def check_first(
+    settings: Settings,
+    target: Path,
+    tokenizer: Tokenizer | None,
+    processes: int,
+    state: dict[str, Any] | None,
+) -> TargetSizes:
+    """Everything that needs neither data nor weights; returns the target's configuration.
+
+    Raises:
+        ConfigError: names the setting, what was expected and what was found.
+        CheckpointError: the target or the draft to start from cannot be read.
+    """
+    check_curve(settings, state)
+    if settings.pace.sequences % processes:
+        raise ConfigError(
+            f"{settings.pace.sequences} sequences a step cannot be shared by {processes} processes"
+        )
+    if settings.muon:
+        check_muon(sharded=settings.parallel == "fsdp" and processes > 1)
+    if settings.tensorboard and find_spec("tensorboard") is None:
+        raise ConfigError("TensorBoard is not installed: pip install 'dspark[train]'")
+    sizes = read_target_config(target)
+    if settings.start is None and settings.shape.mask_token_id is None and state is None:
+        mask_token(tokenizer, ())
+    borrowed_tensors(target, (sizes.vocab_size, sizes.hidden_size))
+    config = _planned(settings, sizes)
+    check_packaging(packaging_of(settings.packaging, config.reduced), config.reduced, settings.save_head)
+    if settings.failed_anchors and settings.data.draft is None and not settings.data.files:
+        raise ConfigError(
+            f"failed_anchors is {settings.failed_anchors}, and answers that are generated without a draft do "
+            "not say where one failed"
+        )
+    return sizes
+
+
+def _planned(settings: Settings, sizes: TargetSizes) -> DraftConfig:
+    """The draft's configuration; of a mask that is yet to be found in the data, any token."""
+    if settings.start is not None:
+        start = resolve(settings.start, "draft")
+        config, _ = trainable(start, settings.shape.training_block_size)
+        found = config.vocab_size, config.target_hidden_size
+        if found != (sizes.vocab_size, sizes.hidden_size):
+            raise ConfigError(
+                f"{start}: made for a target of {found[0]} tokens and hidden size {found[1]}, and this one "
+                f"has {sizes.vocab_size} and {sizes.hidden_size}"
+            )
+        if max(config.target_layer_ids) >= sizes.num_hidden_layers:
+            raise ConfigError(
+                f"{start}: reads layer {max(config.target_layer_ids)}, and the target has "
+                f"{sizes.num_hidden_layers}"
+            )
+        return config
+    shape = settings.shape
+    mask = shape.mask_token_id
+    config = draft_config(dataclasses.replace(shape, mask_token_id=0 if mask is None else mask), sizes)
+    if settings.start_layers:
+        check_start_layers(config, settings.start_layers)
+    return config
+
+
+def check_curve(settings: Settings, state: dict[str, Any] | None) -> None:
+    """
+    Raises:
+        ConfigError: the run that is there has other settings, and changes are not accepted.
+    """
+    if state is None or settings.accept_changes:
+        return
+    old, new = state["run"]["curve"], settings.curve()
+    odd = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    if odd:
+        raise ConfigError(
+            f"{settings.output}: the run there has {odd[0]} {old.get(odd[0])!r}, and {new.get(odd[0])!r} is "
+            "asked for: accept changes, or name another directory"
+        )

@@ -1,0 +1,166 @@
+"""Mistakes are said before hours of generation, not after them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dspark import DSparkDecoder
+from dspark.errors import ConfigError, DSparkError
+from dspark.pretrained import resolve
+from dspark.train import before, prepare
+from dspark.train.before import check_first
+from dspark.train.data.generate import Sampling
+from dspark.train.losses import Objective
+from dspark.train.prepare import prepare as prepared
+from dspark.train.run import train
+from dspark.train.settings import Settings
+from dspark.train.world import World
+from training import small_run, write_chats
+
+ALONE = World(0, 1, torch.device("cpu"))
+TARGET = resolve("tiny", "target")
+
+
+@pytest.fixture
+def never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may be generated."""
+
+    def generate(*_: object) -> None:
+        raise AssertionError("generated something")
+
+    monkeypatch.setattr(prepare, "generate", generate)
+
+
+def asked(tmp_path: Path, **changes: Any) -> Settings:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    data = {"files": (), "prompts": prompts} | changes.pop("data", {})
+    return small_run(tmp_path / "run", tmp_path, data=data, **changes)
+
+
+@pytest.mark.usefixtures("never")
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"packaging": "odd"}, "packaging must be one of"),
+        ({"packaging": "flat", "shape": {"vocabulary": 100}}, "needs speculators"),
+        ({"packaging": "flat", "save_head": False}, "flat stores its head"),
+        ({"shape": {"markov_head_type": "lstm"}}, "markov_head_type"),
+        ({"shape": {"taps": (9,)}}, "taps"),
+        ({"shape": {"block_size": 9, "training_block_size": 4}}, "block_size"),
+        ({"start_layers": (1, 2)}, "start_layers"),
+        ({"start_layers": (60,)}, "start_layers"),
+        ({"failed_anchors": 0.5}, "without a draft do not say"),
+        ({"start": "tiny-draft", "shape": {"training_block_size": 2}}, "training_block_size"),
+        ({"target": "/nowhere"}, "nowhere"),
+        ({"data": {"files": (Path("/nowhere"),)}}, "data names /nowhere"),
+    ],
+)
+def test_said_before_generation(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(DSparkError, match=named):
+        prepared(asked(tmp_path, **changes), ALONE, print)
+
+
+def test_what_is_right_gets_as_far_as_generation(tmp_path: Path, never: None) -> None:
+    with pytest.raises(AssertionError, match="generated something"):
+        prepared(asked(tmp_path, muon=True), ALONE, print)
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "named"),
+    [
+        ({}, 3, "4 sequences a step cannot be shared by 3"),
+        ({"muon": True, "parallel": "fsdp"}, 2, "whole matrices"),
+        ({"tensorboard": True}, 1, "TensorBoard"),
+    ],
+)
+def test_what_the_machine_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], processes: int, named: str
+) -> None:
+    monkeypatch.setattr(
+        before, "find_spec", lambda name: None if name == "tensorboard" else util.find_spec(name)
+    )
+    settings = asked(tmp_path, **({"shape": {"mask_token_id": 0}} | changes))
+    with pytest.raises(ConfigError, match=named):
+        check_first(settings, TARGET, None, processes, None)
+
+
+def test_a_draft_of_another_target_is_refused_before_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = before.read_target_config(TARGET)
+    settings = asked(tmp_path, start="tiny-draft")
+    for changes, named in (({"hidden_size": 64}, "hidden size"), ({"num_hidden_layers": 2}, "reads layer")):
+        other = dataclasses.replace(sizes, **changes)  # type: ignore[type-var, arg-type]
+        monkeypatch.setattr(before, "read_target_config", lambda _, other=other: other)
+        monkeypatch.setattr(before, "borrowed_tensors", lambda *_: {})
+        with pytest.raises(ConfigError, match=named):
+            check_first(settings, TARGET, None, 1, None)
+
+
+@pytest.mark.usefixtures("never")
+def test_a_mask_that_cannot_be_found_is_said_before_generation(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="mask_token_id"):
+        check_first(asked(tmp_path), TARGET, None, 1, None)
+
+
+def test_changes_and_another_optimiser_are_refused(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=8)
+    run: dict[str, Any] = {"pace": {"steps": 2, "sequences": 1}, "data": {"held_out": 0.0}}
+    train(small_run(tmp_path / "run", chats, **run), print)
+    more = run | {"pace": {"steps": 3, "sequences": 1}}
+    with pytest.raises(ConfigError, match="choice of Muon"):
+        train(small_run(tmp_path / "run", chats, muon=True, accept_changes=True, **more), print)
+    with pytest.raises(ConfigError, match="no conversation says where a verify pass failed"):
+        train(small_run(tmp_path / "other", chats, failed_anchors=0.5, **run), print)
+    monkeypatch.setattr(prepare, "generate", lambda *_: pytest.fail("generated something"))
+    with pytest.raises(ConfigError, match="learning_rate"):
+        train(small_run(tmp_path / "run", chats, learning_rate=1e-4, **run), print)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"clip": -1.0}, "clip"),
+        ({"clip": math.nan}, "clip"),
+        ({"warmup": 1.0}, "warmup"),
+        ({"warmup": -0.1}, "warmup"),
+        ({"cooldown": 0.0}, "cooldown"),
+        ({"learning_rate": math.inf}, "learning_rate"),
+        ({"muon_factor": 0.0}, "muon_factor"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"context_noise": -0.1}, "context_noise"),
+        ({"held_out_sequences": -1}, "held_out_sequences"),
+        ({"held_out_anchors": 0}, "held_out_anchors"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"seed": -1}, "seed"),
+        ({"temperatures": (1.0, 0.0)}, "temperatures"),
+        ({"goal": Objective(decay=-1.0)}, "decay"),
+        ({"goal": Objective(early_cross_entropy=1.5)}, "early_cross_entropy"),
+        ({"goal": Objective(cross_entropy=-0.1)}, "cross_entropy"),
+        ({"goal": Objective(dpace_smoothing=2.0)}, "dpace_smoothing"),
+        ({"pace": {"checkpoint_seconds": -1.0}}, "checkpoint_seconds"),
+        ({"pace": {"stop_after": -1.0}}, "stop_after"),
+        ({"data": {"samples": 0}}, "samples"),
+        ({"data": {"self_prompts": -1}}, "self_prompts"),
+        ({"data": {"batch_size": 0}}, "batch_size"),
+        ({"data": {"max_length": 1}}, "max_length"),
+        ({"data": {"cache_limit": -1}}, "cache_limit"),
+        ({"data": {"sampling": Sampling(temperatures=(1.0, 0.5))}}, "temperatures"),
+        ({"data": {"sampling": Sampling(temperatures=(-1.0, 0.5))}}, "temperature"),
+        ({"data": {"sampling": Sampling(top_p=1.5)}}, "top_p"),
+    ],
+)
+def test_numbers_that_cannot_be(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(DSparkError, match=named):
+        small_run(tmp_path, tmp_path, **changes)
