@@ -280,28 +280,6 @@ impl Active {
     }
 }
 
-/// Ends a request that never ran.
-pub(super) fn end_unserved(mut request: Request, reason: FinishReason, error: Option<Failure>) {
-    let timing = Timing {
-        queue: request.submitted.elapsed(),
-        total: request.submitted.elapsed(),
-        ..Timing::default()
-    };
-    let finish = Finish {
-        reason,
-        stop: None,
-        error,
-        rounds: Vec::new(),
-        timing,
-        bad_draft_rows: 0,
-        skipped: Skipped::default(),
-        skipped_broken: 0,
-        reused: 0,
-        preemptions: 0,
-    };
-    request.sink.update(Update { finish: Some(finish), ..Update::default() });
-}
-
 /// Adds one pass to the account of every request that took part.
 pub(super) fn charge<'a>(
     requests: impl Iterator<Item = &'a mut Active>,

@@ -31,8 +31,8 @@ pub use stop_text::{Detokenizer, StopText};
 
 use crate::accept::Rule;
 use crate::calibration::{Calibration, at_temperature};
-use crate::schedule::{Planner, Policy};
-use active::{Active, end_unserved};
+use crate::schedule::{Planner, Policy, Skipped};
+use active::Active;
 use aside::Aside;
 use cached::Forks;
 use pages::Pages;
@@ -167,9 +167,26 @@ impl<M: ModelRunner> Engine<M> {
     }
 
     /// Ends a request that never ran.
-    fn end_unserved(&self, request: Request, reason: FinishReason, failure: Option<Failure>) {
+    fn end_unserved(&self, mut request: Request, reason: FinishReason, error: Option<Failure>) {
         self.stats.add(|stats| stats.finished += 1);
-        end_unserved(request, reason, failure);
+        let timing = Timing {
+            queue: request.submitted.elapsed(),
+            total: request.submitted.elapsed(),
+            ..Timing::default()
+        };
+        let finish = Finish {
+            reason,
+            stop: None,
+            error,
+            rounds: Vec::new(),
+            timing,
+            bad_draft_rows: 0,
+            skipped: Skipped::default(),
+            skipped_broken: 0,
+            reused: 0,
+            preemptions: 0,
+        };
+        request.sink.update(Update { finish: Some(finish), ..Update::default() });
     }
 
     /// Every request from its admission to its end.
