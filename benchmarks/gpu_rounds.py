@@ -1,4 +1,4 @@
-"""Golden traces on a device, and what a round costs there, with CUDA graphs off and on; one line of JSON.
+"""Golden texts on a device, and what a round costs there, with CUDA graphs off and on; one line of JSON.
 
     python benchmarks/gpu_rounds.py --device cuda
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
+import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,9 +42,13 @@ def main() -> None:
         for difference in traces(name, options.device, most=None if on_gpu else 1):
             right += difference is None
             wrong += [difference] if difference else []
+    for name in DRAFTS:
+        difference = default_policy(name, options.device)
+        right += difference is None
+        wrong += [difference] if difference else []
     rounds = [loop(options.device, temperature) for temperature in (0.0, 0.7)]
     rounds += graphs() if on_gpu else []
-    said = f"{right} of {right + len(wrong)} golden traces" + (f"; {wrong[0]}" if wrong else "")
+    said = f"{right} of {right + len(wrong)} golden texts" + (f"; {wrong[0]}" if wrong else "")
     print(json.dumps({"ok": right > 0 and not wrong, "said": said, "wrong": wrong, "rounds": rounds}))
 
 
@@ -77,6 +83,23 @@ def first_difference(where: str, run: dict[str, Any], result: Any) -> str | None
     if len(found) != len(wanted):
         return f"{where}: {len(found)} tokens, not {len(wanted)}"
     return None
+
+
+def default_policy(name: str, device: str) -> str | None:
+    """None if a decoder with the default policy, which measures costs as it starts, gives the golden text."""
+    row = json.loads((GOLDEN / name / "golden" / "trace.json").read_text())[0]
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        unittest.mock.patch.dict("os.environ", DSPARK_CACHE=cache),  # no table is kept there
+        DSparkDecoder.from_pretrained("tiny", DRAFTS[name], device=device) as decoder,
+    ):
+        source = decoder.info()["cost_table"]
+        params = SamplingParams(max_tokens=row["max_new_tokens"], temperature=0.0)
+        found = list(decoder.generate(row["prompt_ids"], params).token_ids)
+    if not source.startswith("measured at start"):
+        return f"{name}: costs were not measured but {source}"
+    same = found == row["runs"][0]["output_ids"]
+    return None if same else f"{name}, default policy: {found}, not {row['runs'][0]['output_ids']}"
 
 
 def loop(device: str, temperature: float, turns: int = 5) -> dict[str, Any]:

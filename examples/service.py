@@ -6,18 +6,21 @@
 
 POST /generate  {"prompt": text or token ids, "params": {the fields of SamplingParams}}
 POST /chat      {"messages": [...], "tools": null, "params": {...}}, for targets with a chat template
-GET  /stats     what `DSparkDecoder.stats` and `.info` say; GET /health: 200, or 503 while it shuts down
+GET  /stats     what `DSparkDecoder.state`, `.stats` and `.info` say
+GET  /health    200, or 503 while it shuts down and when the engine has failed
 
 Texts come as events, one for each piece, with `text` and `token_ids`; the last one adds `finish_reason`,
 `stop_reason`, `usage` and `speculation`. A request that fails on the way ends with an event named "error".
-400: the request is wrong, `detail` says how. 503: the queue is full or the service shuts down; try again.
-A client that leaves cancels its request. SIGTERM and Ctrl-C let what runs or waits finish for `--grace` s.
+400: the request is wrong, `detail` says how; 413: its body is larger than `--max-body`. 503: the queue is
+full or the service shuts down, and with "Retry-After" it is worth trying again.
+A client that leaves cancels its request. SIGTERM and Ctrl-C let what runs or waits finish for `--grace` s;
+connections that are still open `--linger` s after that, of clients that neither send nor read, are cut off.
 """
 
 import argparse
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import uvicorn
@@ -26,6 +29,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
 from pydantic import BaseModel
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dspark import DSparkDecoder, DSparkError, GenerationResult, QueueFullError, RequestError, SamplingParams
 
@@ -57,17 +61,44 @@ def account(result: GenerationResult) -> dict[str, Any]:
     return {**why, "usage": usage, "speculation": speculation}
 
 
-def make_app(decoder: DSparkDecoder, timeout: float = 300.0) -> FastAPI:
+class BodyLimit:
+    """Middleware: bodies of more than `most` bytes get a 413, and are never in memory as a whole."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self.app, self.most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self.most:
+                while message.get("more_body", False):  # answered sooner, the client would see a reset
+                    message = await receive()
+                raise HTTPException(413, f"the body has more than {self.most} bytes")
+            return message
+
+        await self.app(scope, counted, send)
+
+
+def make_app(decoder: DSparkDecoder, timeout: float = 300.0, max_body: int = 1 << 20) -> FastAPI:
     """The routes; `app.state.draining = True` lets them refuse new requests."""
     app = FastAPI(title="dspark")
+    app.add_middleware(BodyLimit, most=max_body)
     app.state.draining = False
 
     def check_open() -> None:
         if app.state.draining:
             raise HTTPException(503, "the service shuts down", {"Retry-After": "1"})
+        if decoder.state == "failed":
+            raise HTTPException(503, "the engine has failed")
 
-    def answer(prompt: Any, params: dict[str, Any]) -> EventSourceResponse:
+    async def answer(read: Callable[[], Sequence[int]], params: dict[str, Any]) -> EventSourceResponse:
         check_open()
+        # In a thread: a long text takes a while, and the other streams go on.
+        prompt = await asyncio.to_thread(read)
         # Submitted before the response begins, so that a refusal has its own status.
         stream = decoder.astream(prompt, sampling(params, timeout))
 
@@ -84,16 +115,15 @@ def make_app(decoder: DSparkDecoder, timeout: float = 300.0) -> FastAPI:
 
     @app.post("/generate")
     async def generate(body: Body) -> EventSourceResponse:
-        return answer(body.prompt, body.params)
+        return await answer(lambda: decoder.models.tokens(body.prompt), body.params)
 
     @app.post("/chat")
     async def chat(body: Body) -> EventSourceResponse:
-        tokens = await asyncio.to_thread(decoder.render_chat, body.messages, tools=body.tools)
-        return answer(tokens, body.params)
+        return await answer(lambda: decoder.render_chat(body.messages, tools=body.tools), body.params)
 
     @app.get("/stats")
     async def stats() -> dict[str, Any]:
-        return {**decoder.stats(), "info": decoder.info()}
+        return {"state": decoder.state, **decoder.stats(), "info": decoder.info()}
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -102,7 +132,8 @@ def make_app(decoder: DSparkDecoder, timeout: float = 300.0) -> FastAPI:
 
     @app.exception_handler(DSparkError)
     async def refused(request: Request, error: DSparkError) -> JSONResponse:
-        status, headers = (503, {"Retry-After": "1"}) if isinstance(error, QueueFullError) else (400, None)
+        headers = {"Retry-After": "1"} if isinstance(error, QueueFullError) else None
+        status = 503 if headers or decoder.state != "running" else 400
         return JSONResponse({"detail": str(error)}, status, headers)
 
     @app.exception_handler(RequestValidationError)
@@ -114,10 +145,13 @@ def make_app(decoder: DSparkDecoder, timeout: float = 300.0) -> FastAPI:
 
 
 class Server(uvicorn.Server):
-    """Drains before it closes: refuses new requests while those that run or wait may finish."""
+    """Drains before it closes: refuses new requests while those that run or wait may finish, for `grace`
+    seconds. Then connections have `linger` seconds to end."""
 
-    def __init__(self, app: FastAPI, decoder: DSparkDecoder, grace: float, **config: Any) -> None:
-        super().__init__(uvicorn.Config(app, access_log=False, **config))
+    def __init__(
+        self, app: FastAPI, decoder: DSparkDecoder, grace: float, linger: int = 5, **config: Any
+    ) -> None:
+        super().__init__(uvicorn.Config(app, access_log=False, timeout_graceful_shutdown=linger, **config))
         self.app, self.decoder, self.grace = app, decoder, grace
 
     async def shutdown(self, sockets: Any = None) -> None:
@@ -129,6 +163,8 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0.05)
         await asyncio.to_thread(self.decoder.close)  # what is left ends with finish_reason "abort"
         await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def main() -> None:
@@ -141,10 +177,13 @@ def main() -> None:
     parser.add_argument("--max-queue-size", type=int, default=256, help="requests that wait; more get a 503")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for requests that name none")
     parser.add_argument("--grace", type=float, default=30.0, help="seconds to finish what runs at shutdown")
+    parser.add_argument("--linger", type=int, default=5, help="seconds for connections to end after that")
+    parser.add_argument("--max-body", type=int, default=1 << 20, help="bytes of a request; more get a 413")
     options = vars(parser.parse_args())
-    port, timeout, grace = (options.pop(name) for name in ("port", "timeout", "grace"))
+    port, timeout, max_body = (options.pop(name) for name in ("port", "timeout", "max_body"))
+    times = {name: options.pop(name) for name in ("grace", "linger")}
     with DSparkDecoder.from_pretrained(options.pop("target"), options.pop("draft"), **options) as decoder:
-        Server(make_app(decoder, timeout), decoder, grace, port=port).run()
+        Server(make_app(decoder, timeout, max_body), decoder, **times, port=port).run()
 
 
 if __name__ == "__main__":

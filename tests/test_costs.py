@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from dspark import DSparkDecoder, SamplingParams
 from dspark.core import CostTable
@@ -18,6 +19,7 @@ from dspark.serve.costs.cache import cost_file, cost_key, load, store
 from dspark.serve.costs.device import named_in
 from dspark.serve.models import Models
 from dspark.serve.options import Options
+from dspark.serve.runner import Runner
 from random_pair import write_draft, write_target
 
 COSTS = Costs(
@@ -77,6 +79,40 @@ def test_a_window_of_a_few_positions(tmp_path: Path) -> None:
     costs = measured(pair, block_size=4, max_batch_size=32)
     assert costs.context == pair.window // 2 == 32
     assert max(tokens for tokens, requests, _ in costs.passes if requests == 1) == 32
+
+
+def test_models_on_another_device(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """What the core cannot read in place is copied to it, when costs are measured as in every round."""
+    for name in ("prefill", "draft", "verify"):
+        whole = getattr(Runner, name)
+
+        def elsewhere(*args: Any, whole: Any = whole) -> Any:
+            found = whole(*args)
+            return found.as_subclass(Elsewhere) if isinstance(found, Tensor) else tuple(map(_moved, found))
+
+        monkeypatch.setattr(Runner, name, elsewhere)
+    params = SamplingParams(max_tokens=24, temperature=0.0)
+    with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", max_batch_size=2) as decoder:
+        assert decoder.info()["cost_table"].startswith("measured at start in ")
+        result = decoder.generate("import os\n", params)
+    with DSparkDecoder.from_pretrained("tiny", device="cpu") as plain:
+        assert plain.generate("import os\n", params).token_ids == result.token_ids
+    assert Elsewhere.copies > 0
+
+
+class Elsewhere(Tensor):
+    """A tensor that must be copied to be read."""
+
+    is_cpu = False
+    copies = 0
+
+    def cpu(self, *_: Any, **__: Any) -> Tensor:
+        Elsewhere.copies += 1
+        return self.as_subclass(Tensor)
+
+
+def _moved(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.as_subclass(Elsewhere)
 
 
 def test_the_table_rises_with_tokens_and_requests() -> None:

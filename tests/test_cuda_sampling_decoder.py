@@ -105,6 +105,21 @@ def test_the_kernels_decide(driver: Library, on_kernels: Make) -> None:
     assert all(driver.launches(entry) > before[entry] for entry in entries)
 
 
+def test_the_default_policy_times_the_chains_of_the_kernels(
+    driver: Library, on_kernels: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a kept table; its texts are those of the others."""
+    monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
+    before = driver.launches("chain_draw")
+    with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", max_batch_size=2) as decoder:
+        assert driver.launches("chain_draw") > before
+        info = decoder.info()
+        assert info["policy"] == "throughput" and info["cost_table"].startswith("measured at start in ")
+        greedy = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+        found = [decoder.generate(prompt, greedy).token_ids for prompt in PROMPTS]
+    assert found == [tokens for tokens, _ in texts(on_kernels(), temperature=0.0)]
+
+
 def test_without_a_draft(on_kernels: Make, by_core: Make) -> None:
     assert texts(on_kernels(None), seed=9) == texts(by_core(None), seed=9)
 
@@ -123,7 +138,7 @@ def test_tensors_of_another_device_are_refused(driver: Library, monkeypatch: pyt
     """Their addresses would be read as the kernels' own."""
     monkeypatch.setattr(Sampler, "device", property(lambda _: torch.device("meta"), lambda *_: None), False)
     with pytest.raises(RequestError, match=r"a head of the draft: the kernels run on meta.* is on cpu"):
-        DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu")
+        DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", policy="fixed")
     with (
         DSparkDecoder.from_pretrained("tiny", None, device="cpu") as decoder,
         pytest.raises(DSparkError, match=r"target logits: the kernels run on meta.* is on cpu"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +22,9 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi.sse")
 
-from dspark import DSparkDecoder, SamplingParams  # noqa: E402
+from dspark import CapacityError, DSparkDecoder, SamplingParams  # noqa: E402
+from dspark.serve.runner import Runner  # noqa: E402
+from dspark.text import Tokenizer  # noqa: E402
 
 SERVICE = Path(__file__).parent.parent / "examples" / "service.py"
 PROMPTS = ["def read(self, size):\n", "import os\n", "class A:\n    ", "x = [", "for i in ", "return "]
@@ -173,6 +177,86 @@ def test_other_routes_and_parameters(service: Service) -> None:
     params = {**ENDLESS, "timeout": 0.2}
     answer = httpx.post(f"{service.url}/generate", json={"prompt": "x", "params": params}, timeout=60)
     assert '"finish_reason": "abort"' in answer.text.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_large_is_refused(service: Service, chunked: bool) -> None:
+    body = json.dumps({"prompt": "x" * (1 << 20), "params": {"max_tokens": 1}}).encode()
+    content = iter([body[:1000], body[1000:]]) if chunked else body
+    answer = httpx.post(f"{service.url}/generate", content=content, timeout=60)
+    assert answer.status_code == 413 and "more than 1048576 bytes" in answer.json()["detail"]
+
+
+def in_process(decoder: DSparkDecoder) -> Any:
+    """A client of the example's routes in this process."""
+    spec = importlib.util.spec_from_file_location("service", SERVICE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    transport = httpx.ASGITransport(app=module.make_app(decoder))
+    return httpx.AsyncClient(transport=transport, base_url="http://service")
+
+
+def test_a_long_text_is_read_beside_the_event_loop(
+    decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = decoders()
+    threads: list[threading.Thread] = []
+    encode = Tokenizer.encode
+
+    def noted(*args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        return encode(*args, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+
+    async def main() -> None:
+        async with in_process(decoder) as client:
+            body = {"prompt": "import os", "params": {"max_tokens": 2}}
+            assert (await client.post("/generate", json=body)).status_code == 200
+
+    asyncio.run(main())
+    assert threads and threading.main_thread() not in threads
+
+
+def test_an_engine_that_has_failed_is_no_healthy_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever runs ends with an error, and everything after it is a 503 that says so."""
+    draft = Runner.draft
+
+    def too_few_states(*args: Any) -> Any:
+        base, hidden = draft(*args)
+        return base, hidden[:1]  # a promise broken: the core panics
+
+    monkeypatch.setattr(Runner, "draft", too_few_states)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    async def main(decoder: DSparkDecoder) -> None:
+        async with in_process(decoder) as client:
+            body = {"prompt": "import os", "params": {"max_tokens": 8, "temperature": 0.0}}
+            assert (await client.get("/health")).status_code == 200
+            assert "the engine has failed" in (await client.post("/generate", json=body)).text
+            while decoder.state == "running":
+                await asyncio.sleep(0.01)
+            assert decoder.state == (await client.get("/stats")).json()["state"] == "failed"
+            for answer in await client.get("/health"), await client.post("/generate", json=body):
+                assert answer.status_code == 503 and "has failed" in answer.json()["detail"]
+        with pytest.raises(CapacityError, match="the decoder has failed"):
+            decoder.generate("import os")
+
+    with DSparkDecoder.from_pretrained("tiny", "tiny-draft", policy="fixed") as decoder:
+        asyncio.run(main(decoder))
+    assert decoder.state == "closed"
+
+
+def test_a_client_that_does_not_finish_its_request_does_not_hold_up_the_end() -> None:
+    with Service("--grace", "1", "--linger", "1") as service:
+        host, port = service.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as half:
+            head = "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            half.sendall(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
+            httpx.get(f"{service.url}/health")  # it has been seen
+            service.process.send_signal(signal.SIGTERM)
+            assert service.process.wait(20) in (0, -signal.SIGTERM), "".join(service.log)
 
 
 def test_a_full_queue_and_the_end() -> None:

@@ -29,7 +29,7 @@ def test_a_fresh_decoder_has_done_nothing() -> None:
         stats = decoder.stats()
         assert stats.pop("pages") == {"total": 256, "used": 0, "kept": 0}
         assert stats.pop("inter_token_s") == stats.pop("time_to_first_token_s")
-        assert stats.pop("acceptance_by_position") == []
+        assert stats.pop("acceptance_by_position") == [] and stats.pop("draft_failure") is None
         assert set(stats.values()) == {0}
 
 
@@ -59,18 +59,27 @@ def test_nobody_is_missing_while_the_engine_is_busy(decoders: Decoders) -> None:
     decoder = decoders(max_batch_size=2)
     check_rest(decoder)
     before, count = decoder.stats()["finished"], 12
-    params = SamplingParams(temperature=0.0, max_tokens=6)
+    params = SamplingParams(temperature=0.0, max_tokens=40)
     streams = [decoder.stream([3 + k] * 60, params) for k in range(count)]
     readers = [threading.Thread(target=lambda stream=stream: list(stream)) for stream in streams]
-    for reader in readers:
-        reader.start()
-    looks = 0
-    while (stats := decoder.stats())["finished"] - before < count:
+    busy = 0
+
+    def look() -> bool:
+        nonlocal busy
+        stats = decoder.stats()
         assert stats["queued"] + stats["running"] + stats["finished"] - before == count, stats
-        looks += 1
+        is_busy = stats["finished"] - before < count
+        busy += is_busy
+        return is_busy
+
+    for reader in readers:  # on a busy machine everything is over before the last of them runs
+        look()
+        reader.start()
+    while look():
+        pass
     for reader in readers:
         reader.join(30)
-    assert looks > 0
+    assert busy > 0
 
 
 def test_info_says_which_options_are_in_force(decoders: Decoders) -> None:

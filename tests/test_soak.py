@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from dspark import DSparkDecoder
+from dspark.core import CostTable
 from dspark.serve.runner import Runner
 from load_driver import check, check_rest, draw_jobs, run_jobs
 
@@ -27,6 +28,9 @@ GROWTH = 48 << 20
 """Bytes that the process may grow after that. The caches are bounded by `max_kv_tokens` (here below 1 MB), so
 what is left is the allocator's: each batch of jobs starts new threads, and glibc returns their freed memory
 only in part. A leak of one request's caches (100 kB) or result (10 kB) comes to more within minutes."""
+
+
+TABLE = CostTable([(1, 1e-3), (8, 1.3e-3), (32, 2.5e-3), (64, 5e-3)])
 
 
 def resident() -> int:
@@ -46,7 +50,8 @@ def test_half_an_hour_of_random_load() -> None:
     options: dict[str, Any] = {
         "dtype": "float64",
         "acceptance": "coupled",
-        "policy": "fixed",
+        "policy": "throughput",
+        "cost_table": TABLE,
         "max_model_len": 160,
         "max_kv_tokens": 208,
         "max_batch_size": 8,

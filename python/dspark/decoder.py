@@ -9,7 +9,7 @@ from functools import partial
 from numbers import Integral
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Literal, Self, overload
 
 from dspark import _core
 from dspark.errors import CapacityError, DSparkError, RequestError
@@ -135,6 +135,12 @@ class DSparkDecoder:
         """What was loaded: target, draft, tokenizer. They belong to the engine while it runs."""
         return self._models
 
+    @property
+    def state(self) -> Literal["running", "closed", "failed"]:
+        """ "running" while requests are served, "closed" once `close` was called; "failed" if the engine has
+        ended by itself: that is a bug, the traceback is on standard error, and only a new decoder helps."""
+        return self._engine.state
+
     # A list of ints is one tokenised prompt; a list of anything else is a list of prompts.
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str to the type system
@@ -240,7 +246,9 @@ class DSparkDecoder:
         prompts, taken from caches; `close_decisions` of a GPU's kernels, which hung on rounding.
         Rounds: `rounds` (a batch of three counts three), `passes` of the target over a batch, prefills apart,
         `skipped_slower` and `skipped_failing` (rounds without a draft: it would have cost more than it gave,
-        or the request's blocks kept failing), `verify_budget` (drafted tokens verified per round, the mean),
+        or the request's blocks kept failing), `skipped_broken` (rounds without a draft because the draft had
+        raised an error; `draft_failures` counts these, `draft_failure` is the first one's text or `None`),
+        `verify_budget` (drafted tokens verified per round, the mean),
         `acceptance_by_position` (how often each place of a block was kept if the one before it was).
         Seconds: `prefill_s`, `draft_s` (draft passes and context updates, of this `feed_s` in the latter),
         `chain_s` (Markov chains and confidences), `verify_s` (target passes), `accept_s`, `round_s` (whole
@@ -290,8 +298,9 @@ class DSparkDecoder:
         return [replace(first, sample=i) for i in range(first.params.n)]
 
     def _submission(self, prompt: Any, params: SamplingParams | None) -> Submission:
-        if not self._engine.is_running:
-            raise CapacityError("the decoder is closed")
+        if (state := self._engine.state) != "running":
+            failed = "the decoder has failed: its engine has ended"
+            raise CapacityError("the decoder is closed" if state == "closed" else failed)
         models = self._models
         params = (params or _DEFAULT).with_defaults(models.generation_config)
         params.check_vocabulary(models.target.config.vocab_size)

@@ -101,8 +101,8 @@ class GenerationResult:
     sample: int = 0
     """Which of the prompt's `n` samples it is."""
     speculation: str = "on"
-    """"on", with the rounds that the policy left without a draft and why, or "off" and why nothing was
-    drafted."""
+    """"on", with the rounds that went without a draft and why (the policy's reasons, or that the draft raised
+    an error), or "off" and why nothing was drafted."""
     reused_tokens: int = 0
     """Prompt tokens whose place in the caches was copied from another request's."""
     preemptions: int = 0

@@ -295,41 +295,56 @@ fn a_row_that_a_runner_cannot_judge_ends_its_request() {
     inbox.finish(|finish| assert!(matches!(finish.error, Some(Failure::Numerics(_)))));
 }
 
-/// What fails where the rows lie ends the requests that are decided there, at whatever call; the core's go on.
+/// What fails to judge where the rows lie ends the requests that are judged there, at whatever call; the core's go on.
 #[test]
-fn a_runner_that_fails_to_decide_ends_those_of_which_it_decides() {
-    for (what, calls) in [("chain", 3), ("judge", 5)] {
-        for call in 1..=calls {
-            let run = |fails_deciding| {
-                let runner = ToyRunner {
-                    error: 0.4,
-                    decides_above: Some(0.7),
-                    confident: true,
-                    fails_deciding,
-                    ..ToyRunner::default()
-                };
-                let hot = |id| request(id, &[3, 1, 4], SamplingParams::default(), 30);
-                let (hosted, inbox) = request(2, &[3, 1, 4], greedy(), 30);
-                let ((first, first_inbox), (last, last_inbox)) = (hot(1), hot(3));
-                let inboxes = [first_inbox, inbox, last_inbox];
-                serve(Rule::Rejection, toy::GAMMA, runner, vec![first, hosted, last], &inboxes);
-                inboxes
+fn a_runner_that_fails_to_judge_ends_those_of_which_it_decides() {
+    for call in 1..=5 {
+        let run = |fails_once| {
+            let runner = ToyRunner {
+                error: 0.4,
+                decides_above: Some(0.7),
+                confident: true,
+                fails_once,
+                ..ToyRunner::default()
             };
-            let (whole, found) = (run(None), run(Some((what, call))));
-            assert_eq!(found[1].tokens(), whole[1].tokens(), "{what} {call}");
-            let error = Some(Failure::Runner(format!("{what} failed")));
-            let mut ended = 0;
-            for (hot, whole) in [(&found[0], &whole[0]), (&found[2], &whole[2])] {
-                // The first calls are about one prompt alone.
-                if hot.finish(|finish| finish.error.is_none()) {
-                    assert_eq!(hot.tokens(), whole.tokens(), "{what} {call}");
-                    continue;
-                }
-                ended += 1;
-                hot.finish(|finish| assert_eq!(finish.error, error, "{what} {call}"));
-                assert!(hot.tokens().len() < 30 && whole.tokens().starts_with(&hot.tokens()));
+            let hot = |id| request(id, &[3, 1, 4], SamplingParams::default(), 30);
+            let (hosted, inbox) = request(2, &[3, 1, 4], greedy(), 30);
+            let ((first, first_inbox), (last, last_inbox)) = (hot(1), hot(3));
+            let inboxes = [first_inbox, inbox, last_inbox];
+            serve(Rule::Rejection, toy::GAMMA, runner, vec![first, hosted, last], &inboxes);
+            inboxes
+        };
+        let (whole, found) = (run(None), run(Some(("judge", call))));
+        assert_eq!(found[1].tokens(), whole[1].tokens(), "{call}");
+        let error = Some(Failure::Runner("judge failed".into()));
+        let mut ended = 0;
+        for (hot, whole) in [(&found[0], &whole[0]), (&found[2], &whole[2])] {
+            // The first calls are about one prompt alone.
+            if hot.finish(|finish| finish.error.is_none()) {
+                assert_eq!(hot.tokens(), whole.tokens(), "{call}");
+                continue;
             }
-            assert!(ended == 2 || (ended == 1 && call <= 3), "{what} {call}: {ended} ended");
+            ended += 1;
+            hot.finish(|finish| assert_eq!(finish.error, error, "{call}"));
+            assert!(hot.tokens().len() < 30 && whole.tokens().starts_with(&hot.tokens()));
         }
+        assert!(ended == 2 || (ended == 1 && call <= 3), "{call}: {ended} ended");
     }
+}
+
+#[test]
+fn a_prompt_that_fails_is_its_own_requests_alone() {
+    let prompts: [&[u32]; 3] = [&[3, 1], &[4], &[5, 9]];
+    let make = |id: u64| request(id, prompts[id as usize], greedy(), 12);
+    let (requests, inboxes): (Vec<_>, Vec<_>) = (0..3).map(make).unzip();
+    let runner = ToyRunner { fail_prefill: Some(1), ..ToyRunner::default() };
+    let prefilled = runner.prefilled.clone();
+    serve(Rule::Rejection, toy::GAMMA, runner, requests, &inboxes);
+    inboxes[1].finish(|finish| assert_eq!(finish.error, Some(Failure::Runner("prefill failed".into()))));
+    for id in [0, 2] {
+        let (request, own) = make(id);
+        serve(Rule::Rejection, toy::GAMMA, ToyRunner::default(), vec![request], std::slice::from_ref(&own));
+        assert_eq!(inboxes[id as usize].tokens(), own.tokens());
+    }
+    assert_eq!(*prefilled.lock().unwrap(), 4, "nothing goes through the target twice");
 }

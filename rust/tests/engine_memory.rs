@@ -108,6 +108,31 @@ fn a_prompt_goes_through_the_target_once() {
     }
 }
 
+/// Turns of a chat: one without the draft takes over what is kept, and leaves the draft's context to the next.
+#[test]
+fn a_turn_without_the_draft_does_not_cost_the_others_their_context() {
+    let config = EngineConfig { prefill_chunk_size: 64, ..toy::config(Rule::Coupled, toy::GAMMA) };
+    let (mut engine, queue) = toy::with(config, ToyRunner::default(), Arc::default());
+    let mut text: Vec<u32> = (0..40).map(|i| i * i % 11).collect();
+    let mut reused = Vec::new();
+    for (id, drafts) in [true, false, true].into_iter().enumerate() {
+        let (mut turn, inbox) = request(id as u64, &text, SamplingParams::default(), 8);
+        turn.drafts = drafts;
+        assert!(queue.submit(turn).is_ok());
+        while !inbox.is_over() {
+            engine.step();
+            engine.audit().unwrap();
+        }
+        reused.push(inbox.finish(|finish| finish.reused));
+        // The others continue all that the first one's caches hold.
+        if id == 0 {
+            text.extend(inbox.tokens());
+        }
+        text.push(1);
+    }
+    assert!(reused[0] == 0 && reused[1] > 40 && reused[2] == reused[1], "{reused:?}");
+}
+
 #[test]
 fn a_preempted_request_can_be_cancelled_where_it_waits() {
     let small = EngineConfig {

@@ -231,8 +231,9 @@ class DSparkDraftModel(nn.Module):
         for context, n in contexts:
             end = context.length + n
             context.data[:, :, context.length : end] = keys_values[:, :, start : start + n]
-            context.length = end
             start += n
+        for context, n in contexts:  # not before: what fails on the way leaves every context as it was
+            context.length += n
 
     def _context(self, taps: Tensor, rows: Tensor) -> Tensor:
         """Context keys and values `[layers, 2 * key heads, rows, head_dim]`."""

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Literal
 
 import torch
 
@@ -38,9 +39,11 @@ class EngineThread:
         atexit.register(finalizer)
 
     @property
-    def is_running(self) -> bool:
-        """Whether requests are still served."""
-        return self._finalizer.alive and self._thread.is_alive()
+    def state(self) -> Literal["running", "closed", "failed"]:
+        """Whether requests are served; "failed" if the loop has ended although nobody closed it."""
+        if not self._finalizer.alive:
+            return "closed"
+        return "running" if self._thread.is_alive() else "failed"
 
     def close(self) -> None:
         """Ends the loop after its current round; requests that run or wait are aborted."""

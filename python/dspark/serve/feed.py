@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from dspark.draft import DraftContext, DSparkDraftModel
+
+_log = logging.getLogger("dspark")
 
 WAITING_ROWS = 256
 """Rows of one request that may wait. Many rows in one pass cost a fraction of as many passes, and a request
@@ -21,6 +24,8 @@ class _Waiting:
 
     pieces: list[tuple[Tensor, int, int]] = field(default_factory=list)
     rows: int = 0
+    failed: int = 0
+    """As many rows were there when the draft could not take them."""
 
     def tensors(self) -> Iterator[Tensor]:
         return (taps[start : start + count] for taps, start, count in self.pieces)
@@ -32,6 +37,9 @@ class ContextFeed:
     A prompt leaves its rows of taps, a round without a draft one row per request. These wait until a draft
     pass or a fork needs the context, or until one request has more than `WAITING_ROWS` of them: then those
     of the whole batch go through the draft's projections in one pass.
+
+    A pass that fails takes nothing away. In `take` that is no error: prompts and rounds go on, the rows go on
+    waiting, and whoever needs the context tries again and is told.
     """
 
     def __init__(self, draft: DSparkDraftModel | None) -> None:
@@ -55,9 +63,16 @@ class ContextFeed:
                 (taps, start, count) if is_kept else (taps[start : start + count].clone(), 0, count)
             )
             waiting.rows += count
-            full |= waiting.rows > WAITING_ROWS
+            full |= waiting.rows - waiting.failed > WAITING_ROWS
         # Of this pass alone: what ended requests left waits for the fork that needs it.
-        self._feed([request for request, *_ in parts] if full else now)
+        due = [request for request, *_ in parts] if full else now
+        try:
+            self._feed(due)
+        except Exception:
+            _log.exception("the draft's context could not be fed; the rows wait for the next draft")
+            for request in due:
+                if (waiting := self._waiting.get(request)) is not None:
+                    waiting.failed = waiting.rows
 
     def end(self, request: int) -> None:
         """A request's last pass was taken: what waits of it may wait for long, and lets go of what it shares

@@ -155,10 +155,11 @@ class Handle:
 
 
 def _speculation(allowed: str, finish: dict[str, Any]) -> str:
-    """What `GenerationResult.speculation` says: which rounds the policy left without a draft, and why."""
+    """What `GenerationResult.speculation` says: which rounds went without a draft, and why."""
     reasons = {
         "slower": "plain decoding was estimated faster",
         "failing": "this request's drafts kept failing",
+        "broken": "the draft raised an error",
     }
     counts: dict[str, int] = finish["skipped"]
     skipped = sum(counts.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,8 @@ from dspark.errors import ConfigError
 from dspark.kernels.sampler import Sampler
 from dspark.serve.feed import ContextFeed
 from dspark.target.protocol import Target, TargetCache
+
+_log = logging.getLogger("dspark")
 
 
 class Runner:
@@ -63,8 +66,8 @@ class Runner:
             drafts: whether `new` gets a draft context too.
 
         Returns:
-            How many positions it took, at most `length`; 0 if none can be taken, and then `new` stays
-            unknown.
+            How many positions it took, at most `length`; 0 if none can be taken, or if the draft's context
+            cannot be completed now, and then `new` stays unknown.
 
         Raises:
             ConfigError: `source` is unknown, or `new` is known already.
@@ -80,7 +83,11 @@ class Runner:
         if cache is None:
             return 0
         if drafts:
-            self._feed.fork(new, source, cache.length, room)
+            try:
+                self._feed.fork(new, source, cache.length, room)
+            except Exception:  # the draft's own trouble: the prompt can go through the target instead
+                _log.exception("request %d cannot take over the draft's context of request %d", new, source)
+                return 0
         self._caches[new] = cache
         self._reserved.pop(new, None)
         return cache.length
@@ -89,13 +96,20 @@ class Runner:
         """Runs the next part of each prompt; returns logits `[requests, vocabulary]` of their last tokens.
 
         A request is known from its first part on, or from a fork. Only requests that draft get a draft
-        context.
+        context. Nothing is kept of any part if one of them fails.
         """
         for request, drafting in zip(ids, drafts, strict=True):
             if request not in self._caches:
                 self._begin(request, drafting)
-        rows = [self._prefill_one(request, part) for request, part in zip(ids, parts, strict=True)]
-        return torch.cat(rows) if len(rows) > 1 else rows[0]
+        passes = [self._prefill_one(request, part) for request, part in zip(ids, parts, strict=True)]
+        rows = [logits for logits, _ in passes]
+        packed = torch.cat(rows) if len(rows) > 1 else rows[0]
+        for request, part, (_, taps) in zip(ids, parts, passes, strict=True):
+            self._caches[request].advance(len(part))
+            if taps is not None:
+                # The first token does not wait for the draft's context.
+                self._feed.take(taps, [(request, 0, len(part))])
+        return packed
 
     def _begin(self, request: int, drafting: bool) -> None:
         self._caches[request] = self.target.new_cache()
@@ -104,18 +118,13 @@ class Runner:
         if (positions := self._reserved.pop(request, 0)) > 0:
             self.reserve([request], [positions])
 
-    def _prefill_one(self, request: int, part: list[int]) -> Tensor:
+    def _prefill_one(self, request: int, part: list[int]) -> tuple[Tensor, Tensor | None]:
+        """The last token's logits, and the taps of all."""
         cache = self._caches[request]
         # The last part of a prompt begins where the engine wants to fork it.
         cache.mark()
         wanted = self.taps if request in self._feed.contexts else ()
-        logits: Tensor
-        logits, taps = self.target(self._ids(part), [(cache, len(part))], wanted, logits="last")
-        cache.advance(len(part))
-        if taps is not None:
-            # The first token does not wait for the draft's context.
-            self._feed.take(taps, [(request, 0, len(part))])
-        return logits
+        return self.target(self._ids(part), [(cache, len(part))], wanted, logits="last")
 
     def feed(self, ids: list[int]) -> None:
         """Gives the contexts of requests that are about to draft what prompts and rounds without a draft put
@@ -144,8 +153,8 @@ class Runner:
     def commit(self, ids: list[int], kept: list[int]) -> None:
         """Keeps the first rows of each request's part of the last verify pass.
 
-        The taps of requests that drafted in this round become context at once, as the next round needs them;
-        those of the others wait (`ContextFeed`).
+        The taps of requests that drafted in this round become context at once, as the next round needs them,
+        if the draft can take them; those of the others wait (`ContextFeed`).
         """
         keep = dict(zip(ids, kept, strict=True))
         for request, n in keep.items():

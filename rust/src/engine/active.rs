@@ -38,6 +38,9 @@ pub(super) struct Active {
     /// What the policy says of this round's draft.
     pub(super) depth: Depth,
     skipped: Skipped,
+    /// Whether it goes without a draft this round because one has failed.
+    pub(super) is_aside: bool,
+    skipped_broken: u32,
     generated: usize,
     anchor: u32,
     rounds: Vec<Round>,
@@ -64,6 +67,8 @@ impl Active {
             track: Track::default(),
             depth: Depth::default(),
             skipped: Skipped::default(),
+            is_aside: false,
+            skipped_broken: 0,
             generated: 0,
             anchor: 0,
             rounds: Vec::new(),
@@ -113,15 +118,19 @@ impl Active {
         Counted::new(self.request.noise, position as u32)
     }
 
-    /// Drafted tokens that this round can use: one place is the corrected or bonus token's.
-    pub(super) fn room(&self) -> usize {
-        (self.request.max_tokens - self.generated).saturating_sub(1)
+    /// Drafted tokens that this round can use of a block of `block_size`: one place is the corrected or bonus token's.
+    pub(super) fn room(&self, block_size: usize) -> usize {
+        let left = (self.request.max_tokens - self.generated).saturating_sub(1);
+        if self.request.drafts { left.min(block_size) } else { 0 }
     }
 
     /// What the policy is told before a round of blocks of up to `block_size` tokens.
     pub(super) fn prospect(&mut self, block_size: usize) -> Prospect<'_> {
-        let room = if self.request.drafts { self.room().min(block_size) } else { 0 };
-        Prospect { room, greedy: self.request.params.is_greedy(), track: &mut self.track }
+        Prospect {
+            room: self.room(block_size),
+            greedy: self.request.params.is_greedy(),
+            track: &mut self.track,
+        }
     }
 
     /// What the policy is told after a round; nothing of a request that failed in it.
@@ -165,6 +174,7 @@ impl Active {
             let Chain { ids, confidence, bad_rows, .. } = &mut self.chain;
             self.bad_draft_rows += *bad_rows;
             self.skipped.add(self.depth.skipped);
+            self.skipped_broken += u32::from(self.is_aside);
             self.rounds.push(Round {
                 drafted: ids.len(),
                 verified,
@@ -225,6 +235,7 @@ impl Active {
             stats.verified += round.verified as u64;
             stats.accepted += round.accepted as u64;
             stats.skipped.add(self.depth.skipped);
+            stats.skipped_broken += u64::from(self.is_aside);
         }
     }
 
@@ -262,31 +273,11 @@ impl Active {
                 reused: self.reused,
                 preemptions: self.preemptions,
                 skipped: self.skipped,
+                skipped_broken: self.skipped_broken,
             });
         }
         self.request.sink.update(update);
     }
-}
-
-/// Ends a request that never ran.
-pub(super) fn end_unserved(mut request: Request, reason: FinishReason, error: Option<Failure>) {
-    let timing = Timing {
-        queue: request.submitted.elapsed(),
-        total: request.submitted.elapsed(),
-        ..Timing::default()
-    };
-    let finish = Finish {
-        reason,
-        stop: None,
-        error,
-        rounds: Vec::new(),
-        timing,
-        bad_draft_rows: 0,
-        skipped: Skipped::default(),
-        reused: 0,
-        preemptions: 0,
-    };
-    request.sink.update(Update { finish: Some(finish), ..Update::default() });
 }
 
 /// Adds one pass to the account of every request that took part.

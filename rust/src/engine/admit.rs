@@ -77,7 +77,7 @@ impl<M: ModelRunner> Engine<M> {
         self.evict(pages, source.map(|(id, _)| id));
         let outcome = self.copy(&mut active, pages, source);
         if let Some((source, _)) = source {
-            self.used(source, active.cached.rows, pages);
+            self.used(source, &active.cached, pages);
         }
         self.pages.allocate(pages);
         active.cached.grant = pages;
@@ -115,11 +115,12 @@ impl<M: ModelRunner> Engine<M> {
         Ok(())
     }
 
-    /// Notes the use of a source, from which `taken` rows were copied. A kept prefix goes if the copy holds all of it,
-    /// or if its pages are the only ones left.
-    fn used(&mut self, source: RequestId, taken: usize, pages: usize) {
-        let Some(rows) = self.prefixes.rows(source) else { return };
-        let replaced = taken == rows && self.forks == Forks::Anywhere;
+    /// Notes the use of a source, of which `copy` was made. A kept prefix goes if the copy holds all of it, the draft's
+    /// context too, or if its pages are the only ones left.
+    fn used(&mut self, source: RequestId, copy: &Cached, pages: usize) {
+        let Some(prefix) = self.prefixes.get(source) else { return };
+        let is_whole = copy.rows == prefix.rows && (copy.drafted || !prefix.drafted);
+        let replaced = is_whole && self.forks == Forks::Anywhere;
         if replaced || !self.pages.can_allocate(pages) {
             let prefix = self.prefixes.take(source);
             self.forget(prefix);

@@ -25,34 +25,26 @@ pub(super) struct Chains<'a> {
 }
 
 impl Chains<'_> {
-    /// Draws the blocks of a draft pass: request i of `drafting` owns the rows from `gamma * i` on. An error ends the
-    /// requests that it concerns: those of which the runner decides, or the others.
+    /// Draws the blocks of a draft pass: request i of `drafting` owns the rows from `gamma * i` on.
     pub(super) fn draw<M: ModelRunner>(
         &self,
         runner: &mut M,
         pass: &mut DraftPass<M::Rows>,
         drafting: &mut [&mut Active],
-    ) {
+    ) -> Result<(), RunnerError> {
         let (placed, hosted): (Vec<_>, Vec<_>) =
             drafting.iter_mut().enumerate().partition(|(_, active)| is_placed(runner, self.config, active));
         if !placed.is_empty() {
             let blocks: Vec<_> = placed.iter().map(|(i, active)| self.block(*i, active)).collect();
-            match runner.chain(self.config.rule, pass, &blocks) {
-                Ok(chains) => {
-                    for ((_, active), chain) in placed.into_iter().zip(chains) {
-                        active.chain = chain;
-                    }
-                }
-                Err(error) => placed.into_iter().for_each(|(_, active)| active.fail(&error)),
+            let chains = runner.chain(self.config.rule, pass, &blocks)?;
+            for ((_, active), chain) in placed.into_iter().zip(chains) {
+                active.chain = chain;
             }
         }
         if hosted.is_empty() {
-            return;
+            return Ok(());
         }
-        if let Err(error) = Self::fetch(runner, pass) {
-            hosted.into_iter().for_each(|(_, active)| active.fail(&error));
-            return;
-        }
+        Self::fetch(runner, pass)?;
         let heads = runner.heads();
         let gamma = self.config.gamma;
         let (base, hidden) = (pass.base.rows(), pass.hidden.as_ref().map(PassRows::rows));
@@ -75,6 +67,7 @@ impl Chains<'_> {
                 &mut active.workspace,
             );
         });
+        Ok(())
     }
 
     /// Brings a pass to the host, where it must fit the heads.

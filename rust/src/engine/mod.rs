@@ -2,6 +2,7 @@
 
 mod active;
 mod admit;
+mod aside;
 mod audit;
 mod cached;
 mod decide;
@@ -30,8 +31,9 @@ pub use stop_text::{Detokenizer, StopText};
 
 use crate::accept::Rule;
 use crate::calibration::{Calibration, at_temperature};
-use crate::schedule::{Planner, Policy};
-use active::{Active, end_unserved};
+use crate::schedule::{Planner, Policy, Skipped};
+use active::Active;
+use aside::Aside;
 use cached::Forks;
 use pages::Pages;
 use prefixes::Prefixes;
@@ -89,6 +91,8 @@ pub struct Engine<M: ModelRunner> {
     /// Decoding; in order of admission, all before those whose prompts are not through.
     active: Vec<Active>,
     planner: Planner,
+    /// Whether drafts have failed of late.
+    aside: Aside,
 }
 
 impl<M: ModelRunner> Engine<M> {
@@ -113,6 +117,7 @@ impl<M: ModelRunner> Engine<M> {
             preempted: VecDeque::new(),
             prefilling: Vec::new(),
             active: Vec::new(),
+            aside: Aside::default(),
         }
     }
 
@@ -162,9 +167,26 @@ impl<M: ModelRunner> Engine<M> {
     }
 
     /// Ends a request that never ran.
-    fn end_unserved(&self, request: Request, reason: FinishReason, failure: Option<Failure>) {
+    fn end_unserved(&self, mut request: Request, reason: FinishReason, error: Option<Failure>) {
         self.stats.add(|stats| stats.finished += 1);
-        end_unserved(request, reason, failure);
+        let timing = Timing {
+            queue: request.submitted.elapsed(),
+            total: request.submitted.elapsed(),
+            ..Timing::default()
+        };
+        let finish = Finish {
+            reason,
+            stop: None,
+            error,
+            rounds: Vec::new(),
+            timing,
+            bad_draft_rows: 0,
+            skipped: Skipped::default(),
+            skipped_broken: 0,
+            reused: 0,
+            preemptions: 0,
+        };
+        request.sink.update(Update { finish: Some(finish), ..Update::default() });
     }
 
     /// Every request from its admission to its end.
@@ -176,8 +198,12 @@ impl<M: ModelRunner> Engine<M> {
 impl<M: ModelRunner> Drop for Engine<M> {
     /// Nobody waits for ever: what is left is told that it was aborted, or that the engine has failed.
     fn drop(&mut self) {
-        self.queue.close();
         let failed = std::thread::panicking();
+        if failed {
+            self.queue.fail()
+        } else {
+            self.queue.close()
+        }
         let failure = || failed.then(|| Failure::Runner("the engine has failed and ended".into()));
         let reason = if failed { FinishReason::Error } else { FinishReason::Abort };
         self.admitted().for_each(|active| active.end(reason, failure()));

@@ -13,22 +13,28 @@ impl<M: ModelRunner> Engine<M> {
     /// admitted: those whose prompt has just become ready take it over in the same step.
     pub(super) fn prefill(&mut self) {
         let mut left = self.config.prefill_chunk_size;
+        let mut most = usize::MAX;
         while left > 0 {
             self.admit();
             if self.prefilling.is_empty() {
                 break;
             }
-            left -= self.prefill_pass(left);
+            match self.prefill_pass(left, most) {
+                Some(tokens) => left -= tokens,
+                // Whose fault it was shows when each goes alone.
+                None => most = 1,
+            }
         }
     }
 
-    /// One pass over at most `left` tokens; draws the first token of each request whose prompt is through. Returns the
-    /// number of tokens.
-    fn prefill_pass(&mut self, left: usize) -> usize {
+    /// One pass over at most `left` tokens of at most `most` prompts; draws the first token of each request whose prompt is
+    /// through. Returns the number of tokens, or nothing where a pass over several prompts failed, which leaves all of
+    /// them as they were.
+    fn prefill_pass(&mut self, left: usize, most: usize) -> Option<usize> {
         let started = Instant::now();
         let mut unused = left;
         let mut items = Vec::new();
-        for active in &self.prefilling {
+        for active in self.prefilling.iter().take(most) {
             let part = active.part(unused, self.forks);
             unused -= part.len();
             items.push((active.request.id, part, active.request.drafts));
@@ -38,13 +44,17 @@ impl<M: ModelRunner> Engine<M> {
             }
         }
         let rows: Vec<_> = items.iter().map(|(_, part, _)| part.len()).collect();
-        let outcome = self.runner.prefill(&items).and_then(|logits| {
-            check_rows("prefill", &logits, rows.len())?;
-            Ok(logits)
-        });
+        let outcome = self.runner.prefill(&items);
         let batch = &mut self.prefilling[..rows.len()];
         let spent = charge(batch.iter_mut(), |timing| &mut timing.prefill, started);
         self.stats.add(|stats| stats.prefill += spent);
+        if outcome.is_err() && rows.len() > 1 {
+            return None;
+        }
+        let outcome = outcome.and_then(|logits| {
+            check_rows("prefill", &logits, rows.len())?;
+            Ok(logits)
+        });
         match outcome {
             Ok(mut logits) => {
                 for (active, rows) in batch.iter_mut().zip(&rows) {
@@ -59,7 +69,7 @@ impl<M: ModelRunner> Engine<M> {
             Err(error) => fail(batch, &error),
         }
         self.retire();
-        left - unused
+        Some(left - unused)
     }
 
     /// Draws the first token of the requests from index `first` on, by their row of `logits` each. Who was preempted has

@@ -59,9 +59,9 @@ impl Prefixes {
         self.0.push(kept);
     }
 
-    /// Rows of a prefix, if it is kept.
-    pub(super) fn rows(&self, id: RequestId) -> Option<usize> {
-        self.iter().find(|(kept, _)| *kept == id).map(|(_, cached)| cached.rows)
+    /// A prefix, if it is kept.
+    pub(super) fn get(&self, id: RequestId) -> Option<&Cached> {
+        self.iter().find(|(kept, _)| *kept == id).map(|(_, cached)| cached)
     }
 
     /// The prefixes.

@@ -13,6 +13,7 @@ pub struct Queue {
     waiting: Mutex<VecDeque<Request>>,
     changed: Condvar,
     closed: AtomicBool,
+    failed: AtomicBool,
     accepted: AtomicU64,
     refused: AtomicU64,
     max_queue_size: usize,
@@ -28,6 +29,7 @@ impl Queue {
             waiting: Mutex::default(),
             changed: Condvar::new(),
             closed: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             max_queue_size: config.max_queue_size,
@@ -42,7 +44,9 @@ impl Queue {
         let fits = self.check(&request);
         let mut waiting = self.lock();
         if self.is_closed() {
-            return Err(Failure::Capacity("the decoder is closed".into()));
+            let has_failed = self.failed.load(Ordering::SeqCst);
+            let state = if has_failed { "has failed: its engine has ended" } else { "is closed" };
+            return Err(Failure::Capacity(format!("the decoder {state}")));
         }
         let room = fits.and_then(|()| self.room(waiting.len()));
         if room.is_err() {
@@ -98,6 +102,12 @@ impl Queue {
         self.changed.notify_all();
     }
 
+    /// Closes, and says from now on that the engine has failed.
+    pub(super) fn fail(&self) {
+        self.failed.store(true, Ordering::SeqCst);
+        self.close();
+    }
+
     /// Sets another policy, in force from the next round on.
     pub fn set_policy(&self, policy: Policy) {
         *self.policy.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(policy);
@@ -108,7 +118,7 @@ impl Queue {
         self.policy.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
-    /// Whether [`Self::close`] was called.
+    /// Whether the engine has ended, or is about to.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }

@@ -18,13 +18,16 @@ impl<M: ModelRunner> Engine<M> {
         }
         let started = Instant::now();
         let mut time = RoundTime::default();
+        let failures = self.aside.failures;
+        self.aside.begin_round();
         let put_off = self.decide_depths();
         self.draft(&mut time);
         match self.verify(&mut time) {
             Ok(()) => {
                 // What earlier rounds put off is no cost of this one.
                 time.total = (started.elapsed() - put_off).as_secs_f64();
-                if self.planner.timed(&time) {
+                // Nor is a draft that failed one of plain rounds.
+                if self.aside.failures == failures && self.planner.timed(&time) {
                     self.publish_costs();
                 }
             }
@@ -40,10 +43,11 @@ impl<M: ModelRunner> Engine<M> {
     }
 
     /// Asks the policy who drafts, and lets those who resume catch up with their context: the time of that.
-    fn decide_depths(&mut self) -> Duration {
+    pub(super) fn decide_depths(&mut self) -> Duration {
         let block_size = self.config.block_size;
-        let mut prospects: Vec<_> =
-            self.active.iter_mut().map(|active| active.prospect(block_size)).collect();
+        let is_aside = self.aside.is_waiting();
+        let allowed = if is_aside { 0 } else { block_size };
+        let mut prospects: Vec<_> = self.active.iter_mut().map(|active| active.prospect(allowed)).collect();
         let depths = self.planner.depths(&mut prospects);
         let mut resuming = Vec::new();
         for (active, depth) in self.active.iter_mut().zip(depths) {
@@ -52,17 +56,15 @@ impl<M: ModelRunner> Engine<M> {
                 resuming.push(active.request.id);
             }
             active.depth = depth;
+            active.is_aside = is_aside && active.room(block_size) > 0;
         }
         if resuming.is_empty() {
             return Duration::ZERO;
         }
         let started = Instant::now();
         if let Err(error) = self.runner.feed(&resuming) {
-            let concerned = self.active.iter_mut().filter(|active| resuming.contains(&active.request.id));
-            concerned.for_each(|active| active.fail(&error));
-            self.retire();
-            // The policy counts by place, and places have changed.
-            return self.decide_depths();
+            self.step_aside(&error);
+            return Duration::ZERO;
         }
         let fed = self.active.iter_mut().filter(|active| resuming.contains(&active.request.id));
         let spent = charge(fed, |timing| &mut timing.draft, started);
@@ -83,24 +85,19 @@ impl<M: ModelRunner> Engine<M> {
             return;
         }
         let items: Vec<_> = drafting.iter().map(|active| (active.request.id, active.anchor())).collect();
-        let outcome = self.runner.draft(&items).and_then(|pass| {
+        let pass = self.runner.draft(&items).and_then(|pass| {
             check_rows("draft", &pass.base, items.len() * gamma)?;
             Ok(pass)
         });
-        let mut pass = match outcome {
-            Ok(pass) => pass,
-            Err(error) => {
-                // Who did not draft goes on.
-                drafting.into_iter().for_each(|active| active.fail(&error));
-                self.retire();
-                return;
-            }
-        };
         let drafted = Instant::now();
-
         let chains = Chains { config: &self.config, planner: &self.planner };
-        chains.draw(&mut self.runner, &mut pass, &mut drafting);
+        let outcome = pass.and_then(|mut pass| chains.draw(&mut self.runner, &mut pass, &mut drafting));
         let chained = drafted.elapsed();
+        if let Err(error) = outcome {
+            self.step_aside(&error);
+            return;
+        }
+        self.aside.end();
         time.drafting = drafting.len();
         time.drafted = drafting.iter().map(|active| active.chain.ids.len()).sum();
         (time.draft, time.chain) = ((drafted - started).as_secs_f64(), chained.as_secs_f64());
@@ -109,16 +106,10 @@ impl<M: ModelRunner> Engine<M> {
             stats.draft += drafted - started;
             stats.chain += chained;
         });
-        if self.active.iter().any(|active| active.finish.is_some()) {
-            self.retire();
-        }
     }
 
     /// Lets the target check as much of each draft as the policy says, and commits what it keeps.
     fn verify(&mut self, time: &mut RoundTime) -> Result<(), RunnerError> {
-        if self.active.is_empty() {
-            return Ok(());
-        }
         self.plan();
         let started = Instant::now();
         let items: Vec<_> =

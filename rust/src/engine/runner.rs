@@ -102,7 +102,8 @@ pub trait ModelRunner {
 
     /// Runs the next part of each prompt through the target, keeps it, and for requests that draft (the flag)
     /// hands its taps to the draft's context. The first part makes a request known. Returns the logits of each
-    /// part's last token, `[requests, vocabulary]`.
+    /// part's last token, `[requests, vocabulary]`. A call that fails keeps nothing of any of them: each may be asked for
+    /// again.
     fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Self::Rows, RunnerError>;
 
     /// Brings the draft context of these requests up to date: what their prompts and rounds without a draft put off.
@@ -119,7 +120,8 @@ pub trait ModelRunner {
     fn verify(&mut self, items: &[(RequestId, &[u32])]) -> Result<Self::Rows, RunnerError>;
 
     /// Keeps the first rows of the last verify pass of each request: its caches advance by that many
-    /// positions and the kept taps become draft context. Everything else is as if it had never run.
+    /// positions and the kept taps become draft context, if not now then before the next draft: what fails then is the
+    /// draft's. Everything else is as if it had never run.
     fn commit(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError>;
 
     /// Gives the caches of each request room for that many positions: target rows and draft context alike, a pass's

@@ -35,6 +35,12 @@ pub struct Stats {
     pub accepted: u64,
     /// Rounds of requests that the policy left without a draft.
     pub skipped: Skipped,
+    /// Rounds of requests that went without a draft because one had failed, then or shortly before.
+    pub skipped_broken: u64,
+    /// How often something of the draft failed: its pass, its context's or a chain.
+    pub draft_failures: u64,
+    /// What the first failure said.
+    pub draft_failure: Option<String>,
     /// How often each position of a block was kept if the one before it was; ends before the first never judged.
     pub acceptance_by_position: Vec<f64>,
     /// What rounds cost as of now, under a policy that asks.

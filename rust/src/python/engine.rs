@@ -213,6 +213,8 @@ impl PyEngine {
             ("close_decisions", stats.close),
             ("skipped_slower", stats.skipped.slower),
             ("skipped_failing", stats.skipped.failing),
+            ("skipped_broken", stats.skipped_broken),
+            ("draft_failures", stats.draft_failures),
         ] {
             dict.set_item(name, count)?;
         }
@@ -236,6 +238,7 @@ impl PyEngine {
         dict.set_item("pages", pages)?;
         dict.set_item("time_to_first_token_s", percentiles(py, self.stats.time_to_first_token())?)?;
         dict.set_item("inter_token_s", percentiles(py, self.stats.inter_token())?)?;
+        dict.set_item("draft_failure", stats.draft_failure)?;
         dict.set_item("acceptance_by_position", stats.acceptance_by_position)?;
         dict.set_item("verify_budget", stats.verified as f64 / stats.rounds.max(1) as f64)?;
         Ok(dict)

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use dspark_core::accept::{NumericsError, Rule, accept};
 use dspark_core::chain::{self, Chain, ConfidenceHead, Heads};
@@ -98,6 +99,12 @@ pub struct ToyRunner {
     /// The token whose presence in the committed text makes the target's rows useless.
     pub poison: Option<u32>,
     pub fail_verify: bool,
+    /// What a target pass takes besides: what it costs is what drafts are weighed against.
+    pub slow: Duration,
+    /// Whose prefill fails, and with it the call.
+    pub fail_prefill: Option<RequestId>,
+    /// Every draft pass fails.
+    pub fail_draft: bool,
     pub at_parts: bool,
     /// Gives every drafted token a confidence.
     pub confident: bool,
@@ -111,8 +118,10 @@ pub struct ToyRunner {
     pub prefilled: Arc<Mutex<usize>>,
     /// Decides itself about requests above this temperature, as the core would.
     pub decides_above: Option<f64>,
-    /// The call of "chain" or "judge" that fails, counted down.
-    pub fails_deciding: Option<(&'static str, usize)>,
+    /// The call of "feed", "draft", "chain" or "judge" that fails, counted down.
+    pub fails_once: Option<(&'static str, usize)>,
+    /// Draft passes that were asked for.
+    pub drafts: Arc<Mutex<usize>>,
     /// Blocks that it drew and judged.
     pub decided: Arc<Mutex<(usize, usize)>>,
     /// The laws of the last blocks it drew.
@@ -131,8 +140,8 @@ impl ToyRunner {
     }
 
     /// Fails where it was told to.
-    fn may_not_decide(&mut self, what: &str) -> Result<(), RunnerError> {
-        match &mut self.fails_deciding {
+    fn may_fail_once(&mut self, what: &str) -> Result<(), RunnerError> {
+        match &mut self.fails_once {
             Some((call, left)) if *call == what => {
                 *left = left.wrapping_sub(1);
                 if *left == 0 { Err(RunnerError(format!("{what} failed"))) } else { Ok(()) }
@@ -141,7 +150,7 @@ impl ToyRunner {
         }
     }
 
-    /// Fails now and then, and notes whom that concerns.
+    /// Fails now and then, and notes whose end that is.
     fn may_fail(&mut self, what: &str, ids: impl Iterator<Item = RequestId>) -> Result<(), RunnerError> {
         if !self.failing.as_mut().is_some_and(|(random, one_in)| random.chance(*one_in)) {
             return Ok(());
@@ -155,7 +164,11 @@ impl ModelRunner for ToyRunner {
     type Rows = Owned;
 
     fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Owned, RunnerError> {
-        self.may_fail("prefill", items.iter().map(|(id, ..)| *id))?;
+        // Of several each is asked for again.
+        self.may_fail("prefill", items.iter().map(|(id, ..)| *id).filter(|_| items.len() == 1))?;
+        if items.iter().any(|(id, ..)| self.fail_prefill == Some(*id)) {
+            return Err(RunnerError("prefill failed".into()));
+        }
         let shared = self.caches.clone();
         let mut caches = shared.lock().unwrap();
         let mut rows = Vec::new();
@@ -174,12 +187,18 @@ impl ModelRunner for ToyRunner {
         Ok(Owned(rows, VOCAB))
     }
 
-    fn feed(&mut self, ids: &[RequestId]) -> Result<(), RunnerError> {
-        self.may_fail("feed", ids.iter().copied())
+    fn feed(&mut self, _ids: &[RequestId]) -> Result<(), RunnerError> {
+        self.may_fail_once("feed")?;
+        self.may_fail("feed", std::iter::empty())
     }
 
     fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Owned>, RunnerError> {
-        self.may_fail("draft", items.iter().map(|(id, _)| *id))?;
+        *self.drafts.lock().unwrap() += 1;
+        self.may_fail_once("draft")?;
+        self.may_fail("draft", std::iter::empty())?;
+        if self.fail_draft {
+            return Err(RunnerError("out of memory".into()));
+        }
         let caches = self.caches.lock().unwrap();
         let mut base = Vec::new();
         for (id, anchor) in items {
@@ -202,6 +221,9 @@ impl ModelRunner for ToyRunner {
 
     fn verify(&mut self, items: &[(RequestId, &[u32])]) -> Result<Owned, RunnerError> {
         self.may_fail("verify", items.iter().map(|(id, _)| *id))?;
+        if !self.slow.is_zero() {
+            std::thread::sleep(self.slow);
+        }
         if self.fail_verify {
             return Err(RunnerError("out of memory".into()));
         }
@@ -289,7 +311,8 @@ impl ModelRunner for ToyRunner {
         blocks: &[ChainBlock<'_>],
     ) -> Result<Vec<Chain>, RunnerError> {
         self.laws.clear();
-        self.may_not_decide("chain")?;
+        self.may_fail_once("chain")?;
+        self.may_fail("chain", std::iter::empty())?;
         self.decided.lock().unwrap().0 += blocks.len();
         let mut chains = Vec::new();
         for block in blocks {
@@ -318,7 +341,7 @@ impl ModelRunner for ToyRunner {
         logits: &Owned,
         blocks: &[Block<'_>],
     ) -> Result<Vec<Result<Judgement, NumericsError>>, RunnerError> {
-        self.may_not_decide("judge")?;
+        self.may_fail_once("judge")?;
         self.decided.lock().unwrap().1 += blocks.len();
         let judge = |block: &Block<'_>| {
             let rows = logits.rows().slice(block.first_row..block.first_row + block.ids.len() + 1);

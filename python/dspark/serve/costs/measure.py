@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from dspark import _core
+from dspark.kernels.sampler import Sampler
 from dspark.sampling import SamplingParams
 from dspark.serve.costs.record import Costs
 from dspark.serve.models import Models
 from dspark.serve.runner import Runner
+
+RULE = "rejection"
+"""Of the chain that is timed; what another one costs the rounds will tell."""
 
 SPREAD = 7919
 """Made-up token ids are multiples of this prime: no row of the embeddings is read twice in a row."""
@@ -140,16 +144,32 @@ class _Bench:
         return self.runner.draft(self.ids[:requests], self._tokens(requests))
 
     def _chain(self) -> float:
-        """Seconds per drafted token of the Markov chain, at the target's usual sampling."""
+        """Seconds per drafted token of the Markov chain, at the target's usual sampling.
+
+        Drawn where the rounds draw it: by kernels on the models' device, or here by the core, which copies
+        rows that lie elsewhere.
+        """
         base, hidden = self._draft(1)
-        heads = self.models.heads()
         params = SamplingParams().with_defaults(self.models.generation_config)
         noise = _core.Noise(0, 0)
+        sampler = self.runner.sampler
 
-        def chain() -> None:
-            _core.draft_chain(1, base, hidden, heads, "rejection", params, noise, candidates=self.candidates)
+        def by_kernels(sampler: Sampler) -> None:
+            history: list[tuple[list[int], list[int]]] = [([], [])]
+            sampler.run(
+                _core.ChainPlan(
+                    [1], base, hidden, sampler.heads, RULE, [params], [noise], history, gamma=self.gamma
+                )
+            )
 
-        return self._time(chain) / self.gamma
+        def by_core() -> None:
+            here = None if hidden is None else hidden.cpu()
+            _core.draft_chain(1, base.cpu(), here, heads, RULE, params, noise, candidates=self.candidates)
+
+        if sampler is not None and self.candidates is None:
+            return self._time(lambda: by_kernels(sampler)) / self.gamma
+        heads = self.models.heads()
+        return self._time(by_core) / self.gamma
 
     def _drafting(self, requests: int) -> float:
         """Seconds of a draft pass and of handing on what its round keeps."""
@@ -160,8 +180,10 @@ class _Bench:
             self.fed += FED
             self._draft(requests)  # whoever drafted is fed at once
             self._verify(requests, FED)
+            self._wait()
             start = time.perf_counter()
             self.runner.commit(self.ids[:requests], [FED] * requests)
+            self._wait()
             times.append(time.perf_counter() - start)
         return draft + min(times, default=0.0)
 
@@ -171,6 +193,7 @@ class _Bench:
         while self._goes_on(times):
             start = time.perf_counter()
             run()
+            self._wait()
             times.append(time.perf_counter() - start)
         return min(times)
 
@@ -179,6 +202,11 @@ class _Bench:
         effort = self.effort
         is_long = bool(times) and times[0] > effort.seconds
         return not is_long and len(times) <= effort.repeats and sum(times[1:]) <= effort.share
+
+    def _wait(self) -> None:
+        """A GPU's passes return before they are through."""
+        if self.models.target.device.type == "cuda":
+            torch.cuda.synchronize(self.models.target.device)
 
     def _has_time(self, seconds: float) -> bool:
         return time.perf_counter() - self.started + seconds <= self.effort.seconds

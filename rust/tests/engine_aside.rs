@@ -1,0 +1,95 @@
+//! A draft that fails: speculation steps aside, and only the target can fail a request.
+
+mod toy;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dspark_core::accept::Rule;
+use dspark_core::engine::*;
+use dspark_core::params::SamplingParams;
+use dspark_core::schedule::{CostTable, Policy};
+use toy::{Inbox, ToyRunner, request};
+
+fn policies() -> [Policy; 4] {
+    // A draft is next to free, so that it is tried whenever it may be.
+    let table = CostTable::new(&[(1, 0.010), (64, 0.011)]).unwrap();
+    [
+        Policy::Fixed,
+        Policy::Threshold(0.1),
+        Policy::Throughput { cost: table.clone(), lag: NonZeroUsize::new(1) },
+        Policy::Throughput { cost: table, lag: None },
+    ]
+}
+
+/// Three requests, of which the last has no use for a draft; their ends, and what the engine has counted.
+fn run(policy: &Policy, runner: ToyRunner, max_tokens: usize) -> ([Inbox; 3], Stats) {
+    let stats = Arc::<StatsBoard>::default();
+    let config = EngineConfig {
+        policy: policy.clone(),
+        prefill_chunk_size: 64, // all begin in one round
+        ..toy::config(Rule::Coupled, toy::GAMMA)
+    };
+    let (mut engine, queue) = toy::with(config, runner, stats.clone());
+    let inboxes = [0, 1, 2].map(|id| {
+        let (mut request, inbox) = request(id, &[3, 1, 4], SamplingParams::default(), max_tokens);
+        request.drafts = id < 2;
+        assert!(queue.submit(request).is_ok());
+        inbox
+    });
+    while !inboxes.iter().all(Inbox::is_over) {
+        engine.step();
+        engine.audit().unwrap();
+    }
+    (inboxes, stats.read())
+}
+
+fn toy(fails_once: Option<(&'static str, usize)>) -> ToyRunner {
+    // The runner decides: else there is no call that could fail. Slow passes, that drafts pay.
+    let slow = Duration::from_micros(200);
+    ToyRunner { confident: true, decides_above: Some(0.5), fails_once, slow, ..ToyRunner::default() }
+}
+
+#[test]
+fn a_draft_that_fails_once_fails_nobody() {
+    for policy in &policies() {
+        let (whole, sound) = run(policy, toy(None), 60);
+        assert_eq!((sound.draft_failures, sound.skipped_broken, sound.draft_failure), (0, 0, None));
+        for (what, call) in [("feed", 1), ("draft", 1), ("draft", 3), ("chain", 1), ("chain", 3)] {
+            let (found, stats) = run(policy, toy(Some((what, call))), 60);
+            for (found, whole) in found.iter().zip(&whole) {
+                assert_eq!(found.tokens(), whole.tokens(), "{what} {call}");
+                found.finish(|finish| assert_eq!(finish.reason, FinishReason::Length));
+            }
+            assert_eq!((stats.draft_failures, stats.draft_failure), (1, Some(format!("{what} failed"))));
+            let broken = [0, 1, 2].map(|i| found[i].finish(|finish| finish.skipped_broken));
+            assert!(broken[0] > 0 && broken[1] > 0 && broken[2] == 0, "{what} {call}: {broken:?}");
+            assert_eq!(stats.skipped_broken, u64::from(broken.iter().sum::<u32>()));
+            if !matches!(policy, Policy::Throughput { .. }) {
+                assert_eq!(broken, [8, 8, 0], "{what} {call}");
+                let last = |finish: &Finish| finish.rounds.iter().rev().nth(3).is_some_and(|r| r.drafted > 0);
+                assert!(found[0].finish(last), "it drafts again");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_draft_that_always_fails_is_tried_ever_more_rarely() {
+    for policy in &policies() {
+        let runner = ToyRunner { fail_draft: true, ..toy(None) };
+        let tries = runner.drafts.clone();
+        let (found, stats) = run(policy, runner, 300);
+        let (whole, _) = run(policy, toy(None), 300);
+        for (found, whole) in found.iter().zip(&whole) {
+            assert_eq!(found.tokens(), whole.tokens());
+            found.finish(|finish| assert!(finish.rounds.iter().all(|round| round.drafted == 0)));
+        }
+        let tries = *tries.lock().unwrap() as u64;
+        // In rounds 1, 9, 25, 57, 121 and 249.
+        assert!(stats.draft_failures == tries && (1..=6).contains(&tries), "{tries}");
+        assert!(tries == 6 || matches!(policy, Policy::Throughput { .. }), "{tries}");
+        assert_eq!(stats.draft_failure.as_deref(), Some("out of memory"));
+    }
+}

@@ -1,0 +1,119 @@
+"""A draft that raises costs no request anything but its help."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+import torch
+
+from dspark import DSparkDecoder, SamplingParams
+from dspark.draft import DSparkDraftModel
+from dspark.serve.models import Models
+from dspark.serve.runner import Runner
+
+SHORT = [7, 8, 9]
+LONG = [i * 7919 % 500 for i in range(300)]
+"""More than may wait for the draft's context."""
+GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+ALWAYS = range(10**6)
+
+Decoders = Callable[..., DSparkDecoder]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    with DSparkDecoder.from_pretrained("tiny", dtype="float64", device="cpu") as plain:
+        return [plain.generate(prompt, GREEDY).token_ids for prompt in (SHORT, LONG)]
+
+
+def break_down(monkeypatch: pytest.MonkeyPatch, method: str, calls: Collection[int]) -> None:
+    """Lets these calls of a method of the draft fail."""
+    whole, count = getattr(DSparkDraftModel, method), iter(ALWAYS)
+
+    def failing(*args: Any) -> Any:
+        if next(count) in calls:
+            raise RuntimeError("out of memory")
+        return whole(*args)
+
+    monkeypatch.setattr(DSparkDraftModel, method, failing)
+
+
+@pytest.mark.parametrize(
+    "options", [{"policy": "fixed"}, {"policy": "threshold", "confidence_threshold": 0.1}]
+)
+@pytest.mark.parametrize("method", ["block", "extend"])
+def test_a_draft_that_fails_steps_aside(
+    monkeypatch: pytest.MonkeyPatch, expected: list[Any], method: str, options: dict[str, Any]
+) -> None:
+    with (
+        DSparkDecoder.from_pretrained(
+            "tiny", "tiny-draft", dtype="float64", device="cpu", **options
+        ) as decoder,
+        monkeypatch.context() as patch,
+    ):
+        break_down(patch, method, ALWAYS)
+        results = decoder.generate([SHORT, LONG], GREEDY)
+        assert [r.token_ids for r in results] == expected
+        for result in results:
+            assert result.error is None and all(round_.drafted == 0 for round_ in result.rounds)
+            rounds = len(result.rounds)  # in the last one there is no room for a draft
+            why = f"{rounds - 1} of {rounds} rounds without a draft: the draft raised an error ({rounds - 1})"
+            assert result.speculation == f"on; {why}"
+        # A context that cannot be completed cannot be copied either.
+        again = decoder.generate(LONG, GREEDY)
+        assert again.token_ids == expected[1] and (again.reused_tokens == 0) == (method == "extend")
+        stats = decoder.stats()
+        assert 0 < stats["draft_failures"] < 8 and "out of memory" in stats["draft_failure"]
+        assert stats["skipped_broken"] == stats["rounds"] - 3 and stats["drafted"] == 0
+        patch.undo()
+        recovered = decoder.generate(SHORT, SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
+        assert recovered.token_ids[:40] == expected[0]
+        assert decoder.stats()["draft_failures"] == stats["draft_failures"]
+        assert any(round_.drafted for round_ in recovered.rounds)
+
+
+@pytest.mark.parametrize("call", range(1, 5))
+def test_what_a_commit_cannot_feed_waits_for_the_next_draft(
+    monkeypatch: pytest.MonkeyPatch,
+    expected: list[Any],
+    caplog: pytest.LogCaptureFixture,
+    call: int,
+) -> None:
+    with DSparkDecoder.from_pretrained(
+        "tiny", "tiny-draft", dtype="float64", device="cpu", policy="fixed"
+    ) as decoder:
+        whole = decoder.generate(SHORT, GREEDY)
+        break_down(monkeypatch, "extend", [call])
+        with caplog.at_level(logging.ERROR, "dspark"):
+            result = decoder.generate([*SHORT], GREEDY)
+        assert "the rows wait for the next draft" in caplog.text
+        assert result.token_ids == whole.token_ids == expected[0]
+        assert [r.to_json() for r in result.rounds] == [r.to_json() for r in whole.rounds]
+        assert decoder.stats()["draft_failures"] == 0
+
+
+def test_a_prefill_that_fails_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = Models.load("tiny", "tiny-draft", device="cpu", dtype="float64")
+    parts = [SHORT, [1, 2], [3, 4, 5]]
+    whole = Runner._prefill_one
+
+    def failing(runner: Runner, request: int, part: list[int]) -> Any:
+        if request == 3:
+            raise RuntimeError("out of memory")
+        return whole(runner, request, part)
+
+    with torch.inference_mode():
+        runner, clean = models.runner(), models.runner()
+        logits = clean.prefill([1, 2, 3], parts, [True] * 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(Runner, "_prefill_one", failing)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                runner.prefill([1, 2, 3], parts, [True] * 3)
+        assert [cache.length for cache in runner._caches.values()] == [0, 0, 0]
+        alone = [runner.prefill([i + 1], [part], [True]) for i, part in enumerate(parts)]
+        assert torch.equal(torch.cat(alone), logits)
+        blocks = [each.draft([1, 2, 3], [4, 4, 4])[0] for each in (runner, clean)]
+        assert torch.equal(*blocks)
