@@ -63,7 +63,7 @@ def add_work_options(parser: argparse.ArgumentParser, *, tokens: int, samples: i
         type=int,
         default=seed,
         metavar="S",
-        help=f"seed of the first answer; the others count on from it (default: {seed})",
+        help="seed of the first answer; the others count on from it",
     )
 
 
