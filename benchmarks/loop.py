@@ -50,7 +50,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print(machine())
     pair: Pair = PAIRS[options.model]
-    with DSparkDecoder.from_pretrained(pair.target, pair.draft, policy="fixed", **pair.options) as decoder:
+    with DSparkDecoder.from_pretrained(pair.target, pair.draft, policy="fixed") as decoder:
         print(f"{options.model}, {decoder.info()['dtype']}, rejection, batch 1; µs per round, medians\n")
         print(
             f"{'temperature':11} {'round':>9} {'draft':>9} {'chain':>9} {'verify':>9} {'accept':>9}   outside"

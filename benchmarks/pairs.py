@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dspark import DSparkDecoder, SamplingParams
 
@@ -42,7 +41,6 @@ class Pair:
     chat: bool
     prompts: tuple[str, ...]
     block_size: int
-    options: dict[str, Any] = field(default_factory=dict)
 
     def ids(self, decoder: DSparkDecoder, index: int = 0) -> list[int]:
         """Token ids of one of the prompts."""
@@ -54,7 +52,5 @@ class Pair:
 
 PAIRS = {
     "tiny": Pair("tiny", "tiny-draft", 96, False, CODE, 4),
-    "smollm2": Pair(
-        "smollm2", str(ROOT / "models" / "smollm2-draft"), 64, True, CHAT, 3, {"markov_candidates": 256}
-    ),
+    "smollm2": Pair("smollm2", str(ROOT / "models" / "smollm2-draft"), 64, True, CHAT, 3),
 }

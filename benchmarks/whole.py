@@ -58,7 +58,6 @@ def main() -> None:
         dtype=options.dtype,
         policy="fixed",
         block_size=block_size,
-        **pair.options,
     ) as decoder:
         info = decoder.info()
         print(

@@ -38,14 +38,16 @@ def test_the_embedded_pair() -> None:
     assert (draft["gamma"], draft["own_embeddings"], draft["warnings"]) == (7, True, [])
 
 
-def test_the_nested_draft_of_smollm2() -> None:
+def test_the_draft_of_smollm2() -> None:
     found = inspect_checkpoint(REPOSITORY / "models" / "smollm2-draft")
-    assert (found["packaging"], found["num_target_layers"], found["parameters"]) == ("nested", 30, 18_572_801)
-    assert (found["own_embeddings"], found["own_output_head"], found["dtypes"]) == (
-        False,
-        False,
-        {"BF16": 18_572_801},
+    assert (found["packaging"], found["num_target_layers"], found["draft_vocab_size"]) == (
+        "speculators",
+        30,
+        12288,
     )
+    assert (found["own_embeddings"], found["own_output_head"]) == (False, False)
+    assert found["dtypes"] == {"BF16": 16_213_505}
+    assert (found["unused_tensors"], found["warnings"]) == ([], [])  # its map of tokens is used
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -70,12 +70,15 @@ def _target(directory: Path, file: ConfigFile) -> dict[str, Any]:
 def _draft(directory: Path, file: ConfigFile) -> dict[str, Any]:
     from dspark.draft.packaging import read_draft
     from dspark.draft.parameters import draft_shapes
+    from dspark.draft.vocabulary import MASK, OFFSETS
 
     weights = WeightFiles.open(directory)
     config = read_draft(file, weights)
     names = draft_shapes(config, weights)
     for name, shape in names.items():
         weights.check(name, shape)
+    # The map of a reduced vocabulary, and the mask that says the same.
+    maps = {name: 1 for name in (OFFSETS, MASK) if config.reduced and name in weights.tensors}
     return {
         "role": "draft",
         "path": str(directory),
@@ -99,8 +102,8 @@ def _draft(directory: Path, file: ConfigFile) -> dict[str, Any]:
         "window_rule": config.window_rule if any(config.windows) else None,
         **_soft_cap(config),
         **sizes(config),
-        **_storage(weights, set(names)),
-        "warnings": [*config.notes, *_warnings(weights, set(names))],
+        **_storage(weights, set(names), maps),
+        "warnings": [*config.notes, *_warnings(weights, set(names), maps)],
     }
 
 
