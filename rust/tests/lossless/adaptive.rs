@@ -107,7 +107,7 @@ impl Enumeration<'_> {
     }
 }
 
-/// Two rounds of a planner that has seen `kept` of two tokens kept in each of some rounds before.
+/// Two rounds of a planner that has seen enough blocks to believe the head.
 pub fn adaptive(rule: Rule, seed: u64) -> Found {
     let toy = Toy { distance: 1.0, ..Toy::new(VOCABULARY, 200 + seed) };
     let mut tree = Tree::new(&toy, LENGTH);
@@ -120,7 +120,7 @@ pub fn adaptive(rule: Rule, seed: u64) -> Found {
     let cost = CostTable::new(&[(1, 1.0), (2, 1.9), (3, 1.95)]).unwrap().with_draft(&[(1, 0.05)]).unwrap();
     let mut planner = Planner::new(Policy::Throughput { cost, lag: None }, rule, GAMMA);
     let mut track = Track::default();
-    for i in 0..12 {
+    for i in 0..24 {
         let accepted = usize::from(i % (2 + seed as usize % 3) > 0) * 2;
         let outcome = Outcome { drafted: 2, confidences: &[0.6, 0.6], verified: 2, accepted };
         planner.learn([Lesson { track: &mut track, greedy: false, outcome }]);
