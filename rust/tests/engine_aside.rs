@@ -55,7 +55,7 @@ fn toy(fails_once: Option<(&'static str, usize)>) -> ToyRunner {
 fn a_draft_that_fails_once_fails_nobody() {
     for policy in &policies() {
         let (whole, sound) = run(policy, toy(None), 60);
-        assert_eq!((sound.draft_failures, sound.skipped_broken, sound.draft_failure), (0, 0, None));
+        assert_eq!((sound.draft_failures, sound.skipped.broken, sound.draft_failure), (0, 0, None));
         for (what, call) in [("feed", 1), ("draft", 1), ("draft", 3), ("chain", 1), ("chain", 3)] {
             let (found, stats) = run(policy, toy(Some((what, call))), 60);
             for (found, whole) in found.iter().zip(&whole) {
@@ -63,9 +63,9 @@ fn a_draft_that_fails_once_fails_nobody() {
                 found.finish(|finish| assert_eq!(finish.reason, FinishReason::Length));
             }
             assert_eq!((stats.draft_failures, stats.draft_failure), (1, Some(format!("{what} failed"))));
-            let broken = [0, 1, 2].map(|i| found[i].finish(|finish| finish.skipped_broken));
+            let broken = [0, 1, 2].map(|i| found[i].finish(|finish| finish.skipped.broken));
             assert!(broken[0] > 0 && broken[1] > 0 && broken[2] == 0, "{what} {call}: {broken:?}");
-            assert_eq!(stats.skipped_broken, u64::from(broken.iter().sum::<u32>()));
+            assert_eq!(stats.skipped.broken, broken.iter().sum::<u64>());
             if !matches!(policy, Policy::Throughput { .. }) {
                 assert_eq!(broken, [8, 8, 0], "{what} {call}");
                 let last = |finish: &Finish| finish.rounds.iter().rev().nth(3).is_some_and(|r| r.drafted > 0);

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.calibrate.metrics import Numbers, Outcomes
-from dspark.result import GenerationResult
+from dspark.result import GenerationResult, Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +63,21 @@ class JudgedRounds:
         return self.accepted > k
 
 
-def judged_rounds(results: Sequence[GenerationResult], prompts: Sequence[int], gamma: int) -> JudgedRounds:
-    """The rounds of these results; `prompts` says for each result which prompt it answers.
+def judged_positions(r: Round) -> int:
+    """Positions of which a round says something. One that ended its text at an accepted token says nothing
+    about what was drafted behind it."""
+    return r.verified if r.committed > r.accepted else r.accepted
 
-    A round that its text's end cut short says nothing about the tokens behind the end: only what was accepted
-    counts as judged there.
-    """
+
+def judged_rounds(results: Sequence[GenerationResult], prompts: Sequence[int], gamma: int) -> JudgedRounds:
+    """The rounds of these results; `prompts` says for each result which prompt it answers."""
     rounds = [(r, p) for result, p in zip(results, prompts, strict=True) for r in result.rounds if r.verified]
     confidences = np.full((len(rounds), gamma), 0.5)
     for row, (r, _) in enumerate(rounds):
         confidences[row, : len(r.confidence)] = r.confidence
     return JudgedRounds(
         confidences,
-        np.array([r.verified if r.committed > r.accepted else r.accepted for r, _ in rounds], dtype=np.int64),
+        np.array([judged_positions(r) for r, _ in rounds], dtype=np.int64),
         np.array([r.accepted for r, _ in rounds], dtype=np.int64),
         np.array([p for _, p in rounds], dtype=np.int64),
     )

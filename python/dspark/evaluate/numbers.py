@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dspark.calibrate.rounds import judged_positions
 from dspark.evaluate.answers import Answer, Estimate, by_prompt, ratio
 from dspark.result import Round
 
@@ -112,7 +113,7 @@ def numbers(answers: Sequence[Answer], pairs: Sequence[tuple[Answer, Answer]], b
     """The numbers of these answers; `pairs` are answers beside those of plain decoding."""
     rounds = [r for answer in answers for r in answer.rounds]
     verified = sum(r.verified for r in rounds)
-    judged = sum(map(_judged, rounds))
+    judged = sum(map(judged_positions, rounds))
     per_round = verified / len(rounds) if rounds else None
     return Numbers(
         answers=len(answers),
@@ -160,13 +161,7 @@ def _over_plain(pairs: Sequence[tuple[Answer, Answer]]) -> Estimate | None:
     return _speed([answer for answer, _ in pairs], [plain for _, plain in pairs])
 
 
-def _judged(r: Round) -> int:
-    """Positions of which a round says something. One that ended its text at an accepted token says nothing
-    about what was drafted behind it."""
-    return r.verified if r.committed > r.accepted else r.accepted
-
-
 def _position(rounds: Sequence[Round], k: int) -> Position:
-    judged = [r for r in rounds if _judged(r) > k]
+    judged = [r for r in rounds if judged_positions(r) > k]
     kept = sum(r.accepted > k for r in judged)
     return Position(sum(r.accepted >= k for r in judged), kept, kept / len(judged) if judged else None)

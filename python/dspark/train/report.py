@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
+from dspark.files import write_whole
 
 LOG = "log.jsonl"
 Say = Callable[[str], None]
@@ -22,9 +23,7 @@ class Log:
         directory.mkdir(parents=True, exist_ok=True)
         self._file = directory / LOG
         kept = [line for line in self._lines() if json.loads(line)["step"] <= step]
-        fresh = self._file.with_suffix(".new")
-        fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        fresh.replace(self._file)
+        write_whole(self._file, "".join(line + "\n" for line in kept))
         self._board = _board(directory / "tensorboard", step) if tensorboard else None
 
     def _lines(self) -> list[str]:

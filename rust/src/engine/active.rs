@@ -38,9 +38,6 @@ pub(super) struct Active {
     /// What the policy says of this round's draft.
     pub(super) depth: Depth,
     skipped: Skipped,
-    /// Whether it goes without a draft this round because one has failed.
-    pub(super) is_aside: bool,
-    skipped_broken: u32,
     generated: usize,
     anchor: u32,
     rounds: Vec<Round>,
@@ -67,8 +64,6 @@ impl Active {
             track: Track::default(),
             depth: Depth::default(),
             skipped: Skipped::default(),
-            is_aside: false,
-            skipped_broken: 0,
             generated: 0,
             anchor: 0,
             rounds: Vec::new(),
@@ -174,7 +169,6 @@ impl Active {
             let Chain { ids, confidence, bad_rows, .. } = &mut self.chain;
             self.bad_draft_rows += *bad_rows;
             self.skipped.add(self.depth.skipped);
-            self.skipped_broken += u32::from(self.is_aside);
             self.rounds.push(Round {
                 drafted: ids.len(),
                 verified,
@@ -235,7 +229,6 @@ impl Active {
             stats.verified += round.verified as u64;
             stats.accepted += round.accepted as u64;
             stats.skipped.add(self.depth.skipped);
-            stats.skipped_broken += u64::from(self.is_aside);
         }
     }
 
@@ -273,7 +266,6 @@ impl Active {
                 reused: self.reused,
                 preemptions: self.preemptions,
                 skipped: self.skipped,
-                skipped_broken: self.skipped_broken,
             });
         }
         self.request.sink.update(update);

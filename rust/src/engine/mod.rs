@@ -182,7 +182,6 @@ impl<M: ModelRunner> Engine<M> {
             timing,
             bad_draft_rows: 0,
             skipped: Skipped::default(),
-            skipped_broken: 0,
             reused: 0,
             preemptions: 0,
         };

@@ -91,8 +91,6 @@ pub struct Finish {
     pub preemptions: u32,
     /// Rounds that the policy left without a draft.
     pub skipped: Skipped,
-    /// Rounds that went without a draft because one had failed.
-    pub skipped_broken: u32,
 }
 
 /// The kinds of end, named as in the public result.

@@ -7,7 +7,7 @@ use super::decide::{Chains, judge};
 use super::runner::check_rows;
 use super::{Engine, ModelRunner, RunnerError};
 use crate::chain::Chain;
-use crate::schedule::{Draft, RoundTime};
+use crate::schedule::{Draft, RoundTime, Skip};
 
 impl<M: ModelRunner> Engine<M> {
     /// Lets every running request advance by one round.
@@ -56,7 +56,9 @@ impl<M: ModelRunner> Engine<M> {
                 resuming.push(active.request.id);
             }
             active.depth = depth;
-            active.is_aside = is_aside && active.room(block_size) > 0;
+            if is_aside && active.room(block_size) > 0 {
+                active.depth.skipped = Some(Skip::Broken);
+            }
         }
         if resuming.is_empty() {
             return Duration::ZERO;

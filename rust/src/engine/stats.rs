@@ -35,8 +35,6 @@ pub struct Stats {
     pub accepted: u64,
     /// Rounds of requests that the policy left without a draft.
     pub skipped: Skipped,
-    /// Rounds of requests that went without a draft because one had failed, then or shortly before.
-    pub skipped_broken: u64,
     /// How often something of the draft failed: its pass, its context's or a chain.
     pub draft_failures: u64,
     /// What the first failure said.

@@ -213,7 +213,7 @@ impl PyEngine {
             ("close_decisions", stats.close),
             ("skipped_slower", stats.skipped.slower),
             ("skipped_failing", stats.skipped.failing),
-            ("skipped_broken", stats.skipped_broken),
+            ("skipped_broken", stats.skipped.broken),
             ("draft_failures", stats.draft_failures),
         ] {
             dict.set_item(name, count)?;

@@ -173,7 +173,7 @@ fn finish_to_dict(py: Python<'_>, finish: Finish) -> PyResult<Py<PyDict>> {
     let skipped = PyDict::new(py);
     skipped.set_item("slower", finish.skipped.slower)?;
     skipped.set_item("failing", finish.skipped.failing)?;
-    skipped.set_item("broken", finish.skipped_broken)?;
+    skipped.set_item("broken", finish.skipped.broken)?;
     dict.set_item("skipped", skipped)?;
     Ok(dict.unbind())
 }

@@ -38,6 +38,8 @@ pub enum Skip {
     Slower,
     /// Its own drafts are refused so often that it is better off without while others draft, or would.
     Failing,
+    /// A draft raised an error, and all go on without for a while.
+    Broken,
 }
 
 /// Rounds that drafted nothing although there was room, by reason.
@@ -47,6 +49,8 @@ pub struct Skipped {
     pub slower: u64,
     /// See [`Skip::Failing`].
     pub failing: u64,
+    /// See [`Skip::Broken`].
+    pub broken: u64,
 }
 
 impl Skipped {
@@ -55,6 +59,7 @@ impl Skipped {
         match skip {
             Some(Skip::Slower) => self.slower += 1,
             Some(Skip::Failing) => self.failing += 1,
+            Some(Skip::Broken) => self.broken += 1,
             None => {}
         }
     }

@@ -75,12 +75,11 @@ class _Bench:
         self.started = time.perf_counter()
         self.models, self.effort, self.candidates = models, effort, candidates
         self.runner: Runner = models.runner()
-        self.width = 1 + block_size
         self.batch = max_batch_size
         self.gamma = models.gamma
         # A block and what is fed must fit behind the context, also in a window of a few dozen positions.
         self.context = max(1, min(effort.context, models.window // 2))
-        self.widest = max_batch_size * self.width
+        self.widest = max_batch_size * (1 + block_size)
         self.ids: list[int] = []
         self.fed = 0  # positions behind the context of request 1
 

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from dspark.durations import duration
 from dspark.errors import CheckpointError
+from dspark.files import write_whole
 from dspark.train.data.conversations import Conversation
 from dspark.train.report import Say
 
@@ -46,9 +47,7 @@ class Shards:
                     f"{settings.get(odd[0])!r} is wanted: name another directory"
                 )
         else:
-            fresh = said.with_suffix(".new")
-            fresh.write_text(json.dumps(settings, indent=2), encoding="utf-8")
-            fresh.replace(said)
+            write_whole(said, json.dumps(settings, indent=2))
 
     def file(self, number: int) -> Path:
         """Where shard `number` is, or will be."""
