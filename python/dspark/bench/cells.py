@@ -31,7 +31,7 @@ class Cell:
     """The name of the prompt set."""
     temperature: float
     batch: int
-    """Requests at once, all of the same number of tokens."""
+    """Requests at once, all of the same number of tokens; where one ends the next begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +85,11 @@ def predicted_seconds(
 ) -> float:
     """Seconds that a cell takes, going by the cost table: one whole turn to warm up, and the timed ones.
 
-    `prompt` is the mean length of the set's prompts in tokens.
+    `prompt` is the mean length of the set's prompts in tokens. Each request is taken to be followed by
+    another.
     """
     passes = 1 + grid.turns * (1 + grid.warm_tokens / grid.tokens)
-    prefills = (1 + 2 * grid.turns) * cell.batch * prompt * costs.seconds(WIDE) / WIDE
+    prefills = 2 * (1 + 2 * grid.turns) * cell.batch * prompt * costs.seconds(WIDE) / WIDE
     waits = 2 * SETTLE * grid.turns
     plain = grid.tokens * costs.seconds(cell.batch)
     drafting = grid.tokens / KEPT_PER_ROUND * costs.seconds(cell.batch * (1 + block_size))

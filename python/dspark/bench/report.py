@@ -20,8 +20,6 @@ class CellReport:
 
     cell: Cell
     runs: dict[str, ModeRuns]
-    tokens: int
-    """Per request; the first comes from the prompt's prefill and is not in the decoding times."""
     over_best: Ratio | None
     """The throughput policy over the better of plain and fixed (of those that were measured)."""
     over_fixed: Ratio | None
@@ -40,7 +38,7 @@ class CellReport:
 
     def speed(self, mode: str) -> float:
         """Tokens per second of the whole engine: the median over turns."""
-        return self.cell.batch * (self.tokens - 1) / statistics.median(self.runs[mode].seconds)
+        return statistics.median(self.runs[mode].speeds)
 
     def to_json(self) -> dict[str, Any]:
         """One entry of `cells` in `dspark bench --json`."""
@@ -61,22 +59,21 @@ class CellReport:
             "tokens_per_second_per_user": statistics.median(runs.user_speeds),
             "acceptance_length": acceptance_length(mode, runs),
             "verify_budget": verify_budget(mode, runs),
-            "looping_share": runs.looping / runs.answers,
-            "seconds": runs.seconds,
-            "wall_seconds": runs.wall_seconds,
+            "looping_share": runs.looping_share,
+            "speeds": runs.speeds,
         }
 
 
-def report_cell(cell: Cell, runs: dict[str, ModeRuns], grid: Grid) -> CellReport:
+def report_cell(cell: Cell, runs: dict[str, ModeRuns]) -> CellReport:
     """Compares the modes of a cell."""
     over_best = over_fixed = None
     if "throughput" in runs:
-        mine = runs["throughput"].seconds
-        others = {mode: runs[mode].seconds for mode in (PLAIN, "fixed") if mode in runs}
+        mine = runs["throughput"].speeds
+        others = {mode: runs[mode].speeds for mode in (PLAIN, "fixed") if mode in runs}
         over_best = ratio_over_best(mine, others)
         if "fixed" in runs:
-            over_fixed = ratio_over_best(mine, {"fixed": runs["fixed"].seconds})
-    return CellReport(cell, runs, grid.tokens, over_best, over_fixed)
+            over_fixed = ratio_over_best(mine, {"fixed": runs["fixed"].speeds})
+    return CellReport(cell, runs, over_best, over_fixed)
 
 
 def acceptance_length(mode: str, runs: ModeRuns) -> float | None:
@@ -111,7 +108,7 @@ def row(report: CellReport, grid: Grid) -> list[str]:
         "-" if best is None else f"{best.median:.2f} ({best.over})",
         "-" if best is None else f"{best.low:.2f} to {best.high:.2f}",
         "-" if fixed is None else f"{fixed.median:.2f}",
-        f"{runs.looping / runs.answers:.0%}",
+        "-" if runs.looping_share is None else f"{runs.looping_share:.0%}",
         ", ".join(report.marks),
     ]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from dspark.bench.cells import PLAIN, SETTLE, Cell, Grid, predicted_seconds
+from dspark.bench.clients import Usage, keep_busy
 from dspark.decoder import DSparkDecoder
 from dspark.durations import duration
 from dspark.errors import ConfigError
@@ -21,33 +23,40 @@ Progress = Callable[[str, int, int], None]
 class ModeRuns:
     """What one mode did in a cell; one entry per turn, or totals over them."""
 
-    seconds: list[float] = field(default_factory=list)
-    """Decoding: whole rounds less prefills, by the engine's clock. A prompt that an earlier mode has left in
-    the cache would make this mode's prefill cheaper, and the order count."""
-    wall_seconds: list[float] = field(default_factory=list)
-    """From the first request to the last token, prefills included."""
+    speeds: list[float] = field(default_factory=list)
+    """Tokens per second of the whole engine in decoding: of whole rounds less prefills, by the engine's
+    clock. A prompt that an earlier mode has left in the cache would make this mode's prefill cheaper, and the
+    order count."""
     user_speeds: list[float] = field(default_factory=list)
-    """Tokens per second of a request behind its first token, mean over the batch."""
+    """Tokens per second of a request behind its first token, prefills of others included."""
     rounds: int = 0
     committed: int = 0
     verified: int = 0
     answers: int = 0
+    """Whole ones."""
     looping: int = 0
 
-    def add(self, results: Sequence[GenerationResult], seconds: float, wall: float) -> None:
+    def add(self, results: Sequence[GenerationResult], speed: float) -> None:
         """Counts one turn."""
-        self.seconds.append(seconds)
-        self.wall_seconds.append(wall)
-        speeds = []
+        self.speeds.append(speed)
+        tokens, seconds = 0, 0.0
         for result in results:
-            first = result.timing.time_to_first_token_s or 0.0
-            speeds.append((len(result.token_ids) - 1) / max(result.timing.total_s - first, 1e-9))
+            first = result.timing.time_to_first_token_s
+            if first is not None:
+                tokens += len(result.token_ids) - 1
+                seconds += result.timing.total_s - first
             self.rounds += len(result.rounds)
             self.committed += sum(each.committed for each in result.rounds)
             self.verified += sum(each.verified for each in result.rounds)
-            self.answers += 1
-            self.looping += is_looping(result.token_ids)
-        self.user_speeds.append(sum(speeds) / len(speeds))
+            if result.finish_reason == "length":
+                self.answers += 1
+                self.looping += is_looping(result.token_ids)
+        self.user_speeds.append(tokens / seconds)
+
+    @property
+    def looping_share(self) -> float | None:
+        """Share of the whole answers that loop; `None` if none was whole."""
+        return self.looping / self.answers if self.answers else None
 
 
 class Bench:
@@ -102,45 +111,45 @@ class Bench:
         elsewhere = len(self._prompts[cell.prompts]) // 2
         for mode in modes:  # whatever happens once happens here
             self._switch(mode)
-            self._generate(cell, mode, elsewhere, self._grid.tokens)
+            self._ask(cell, mode, elsewhere, self._grid.tokens)
         for turn in range(self._grid.turns):
             first = turn % len(modes)
+            first_request = 2 * turn * cell.batch  # those of a turn are followed by as many at most
             for mode in modes[first:] + modes[:first]:
                 self._switch(mode)
-                self._generate(cell, mode, turn * cell.batch + elsewhere, self._grid.warm_tokens)
-                runs[mode].add(*self._timed(cell, mode, turn * cell.batch))
+                self._ask(cell, mode, first_request + elsewhere, self._grid.warm_tokens)
+                runs[mode].add(*self._timed(cell, mode, first_request))
         return runs
 
-    def _timed(self, cell: Cell, mode: str, first: int) -> tuple[list[GenerationResult], float, float]:
-        """One timed run: results, seconds of decoding, seconds in all."""
+    def _timed(self, cell: Cell, mode: str, first: int) -> tuple[list[GenerationResult], float]:
+        """One timed run: its results, and its tokens per second."""
         time.sleep(SETTLE)
-        before, started = self._decoder.stats(), time.perf_counter()
-        results = self._generate(cell, mode, first, self._grid.tokens)
-        wall = time.perf_counter() - started
+        before = Usage.of(self._decoder)
+        results = self._ask(cell, mode, first, self._grid.tokens)
         time.sleep(SETTLE)
-        after = self._decoder.stats()
-        spent = {name: after[name] - before[name] for name in ("round_s", "prefill_s")}
-        return results, spent["round_s"] - spent["prefill_s"], wall
+        after = Usage.of(self._decoder)
+        return results, (after.tokens - before.tokens) / (after.seconds - before.seconds)
 
-    def _generate(self, cell: Cell, mode: str, first: int, tokens: int) -> list[GenerationResult]:
-        """A batch from request number `first` on: the same prompts and seeds for every mode."""
+    def _ask(self, cell: Cell, mode: str, first: int, tokens: int) -> list[GenerationResult]:
+        """Requests from number `first` on, as many at once as the cell says, until there are `tokens` tokens
+        for each of them: the same prompts and seeds for every mode."""
         prompts = self._prompts[cell.prompts]
-        numbers = range(first, first + cell.batch)
-        params = [
-            SamplingParams(
-                max_tokens=tokens,
-                temperature=cell.temperature,
-                seed=number,
-                ignore_eos=True,
-                speculative=mode != PLAIN,
-            )
-            for number in numbers
-        ]
-        results = self._decoder.generate([prompts[n % len(prompts)] for n in numbers], params)
-        for result in results:
-            if result.error is not None:
-                raise result.error
-        return results
+
+        def requests() -> Iterator[tuple[Sequence[int], SamplingParams]]:
+            for number in count(first):
+                yield (
+                    prompts[number % len(prompts)],
+                    SamplingParams(
+                        max_tokens=tokens,
+                        temperature=cell.temperature,
+                        seed=number,
+                        ignore_eos=True,
+                        speculative=mode != PLAIN,
+                    ),
+                )
+
+        # The first token of each comes of its prompt.
+        return keep_busy(self._decoder, requests(), cell.batch, cell.batch * (tokens - 1))
 
     def _switch(self, mode: str) -> None:
         """Gives the engine the mode's policy; plain decoding is a matter of the requests.

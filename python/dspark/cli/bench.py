@@ -1,8 +1,9 @@
 """Measures tokens per second of a pair: plain decoding and each policy, taking turns on one engine.
 
-Speeds are those of decoding, prefills apart. A cell whose "throughput" is slower than the better of plain and
-"fixed" beyond chance, or by more than 5 % in the median, is marked. Nothing else should run meanwhile. The
-target is smollm2 where it has been fetched, else tiny, unless --target names another.
+Speeds are those of decoding, prefills apart, with as many requests at any time as the batch says: where one
+ends the next begins. A cell whose "throughput" is slower than the better of plain and "fixed" beyond chance,
+or by more than 5 % in the median, is marked. Nothing else should run meanwhile. The target is smollm2 where
+it has been fetched, else tiny, unless --target names another.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ def _measure(
     ended: BaseException | None = None
     try:
         for cell, runs in bench.run(progress):
-            reports.append(report_cell(cell, runs, grid))
+            reports.append(report_cell(cell, runs))
     except (Exception, KeyboardInterrupt) as error:
         ended = error
     progress.clear()
