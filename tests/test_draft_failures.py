@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dspark import DSparkDecoder, SamplingParams
-from dspark.draft import DSparkDraftModel
+from dspark.draft import DraftContext, DSparkDraftModel
 from dspark.serve.models import Models
 from dspark.serve.runner import Runner
 
@@ -30,21 +30,22 @@ def expected() -> list[Any]:
 
 
 def break_down(monkeypatch: pytest.MonkeyPatch, method: str, calls: Collection[int]) -> None:
-    """Lets these calls of a method of the draft fail."""
-    whole, count = getattr(DSparkDraftModel, method), iter(ALWAYS)
+    """Lets these calls of a method of the draft, or of its contexts, fail."""
+    broken = DraftContext if method == "reserve" else DSparkDraftModel
+    whole, count = getattr(broken, method), iter(ALWAYS)
 
     def failing(*args: Any) -> Any:
         if next(count) in calls:
             raise RuntimeError("out of memory")
         return whole(*args)
 
-    monkeypatch.setattr(DSparkDraftModel, method, failing)
+    monkeypatch.setattr(broken, method, failing)
 
 
 @pytest.mark.parametrize(
     "options", [{"policy": "fixed"}, {"policy": "threshold", "confidence_threshold": 0.1}]
 )
-@pytest.mark.parametrize("method", ["block", "extend"])
+@pytest.mark.parametrize("method", ["block", "extend", "reserve"])
 def test_a_draft_that_fails_steps_aside(
     monkeypatch: pytest.MonkeyPatch, expected: list[Any], method: str, options: dict[str, Any]
 ) -> None:
@@ -64,7 +65,7 @@ def test_a_draft_that_fails_steps_aside(
             assert result.speculation == f"on; {why}"
         # A context that cannot be completed cannot be copied either.
         again = decoder.generate(LONG, GREEDY)
-        assert again.token_ids == expected[1] and (again.reused_tokens == 0) == (method == "extend")
+        assert again.token_ids == expected[1] and (again.reused_tokens == 0) == (method != "block")
         stats = decoder.stats()
         assert 0 < stats["draft_failures"] < 8 and "out of memory" in stats["draft_failure"]
         assert stats["skipped_broken"] == stats["rounds"] - 3 and stats["drafted"] == 0

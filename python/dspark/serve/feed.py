@@ -46,6 +46,18 @@ class ContextFeed:
         self.contexts: dict[int, DraftContext] = {}
         self._draft = draft
         self._waiting: dict[int, _Waiting] = {}
+        self._rooms: dict[int, int] = {}  # what contexts have still to be given
+
+    def reserve(self, request: int, positions: int) -> None:
+        """Gives a context room for that many positions and no more. Where that fails it is no error yet: the
+        target goes on, and whoever needs the context tries again and is told."""
+        self._rooms[request] = positions
+        try:
+            self._make_room(request)
+        except Exception:
+            _log.exception(
+                "no room for the draft's context of request %d; asked for again at its draft", request
+            )
 
     def take(self, taps: Tensor, parts: Sequence[tuple[int, int, int]], now: Collection[int] = ()) -> None:
         """The newly committed tokens' rows of a pass's taps `[rows, taps * hidden]`, as (request, first row,
@@ -84,6 +96,8 @@ class ContextFeed:
     def complete(self, requests: Sequence[int]) -> list[DraftContext]:
         """The contexts of these requests, with every committed token in them."""
         self._feed(requests)
+        for request in requests:
+            self._make_room(request)
         return [self.contexts[request] for request in requests]
 
     def fork(self, new: int, source: int, length: int, room: int) -> None:
@@ -96,11 +110,19 @@ class ContextFeed:
         """Forgets a request."""
         self.contexts.pop(request, None)
         self._waiting.pop(request, None)
+        self._rooms.pop(request, None)
+
+    def _make_room(self, request: int) -> None:
+        if (positions := self._rooms.get(request)) is not None:
+            self.contexts[request].reserve(positions)
+            del self._rooms[request]
 
     def _feed(self, requests: Collection[int]) -> None:
         due = [request for request in self._waiting if request in requests]
         if not due or self._draft is None:
             return
+        for request in due:
+            self._make_room(request)
         waited = [self._waiting[request] for request in due]
         pieces = [piece for waiting in waited for piece in waiting.tensors()]
         grown = [(self.contexts[request], waiting.rows) for request, waiting in zip(due, waited, strict=True)]

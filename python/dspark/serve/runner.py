@@ -54,8 +54,8 @@ class Runner:
                 self._reserved[request] = count
                 continue
             cache.reserve(count)
-            if (context := self._feed.contexts.get(request)) is not None:
-                context.reserve(count)
+            if request in self._feed.contexts:
+                self._feed.reserve(request, count)
 
     def fork(self, new: int, source: int, length: int, drafts: bool) -> int:
         """Makes `new` known with copies of the first positions of `source`'s caches.

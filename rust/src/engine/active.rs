@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::accept::{TokenLogprobs, Verdict};
 use crate::chain::Chain;
+use crate::engine::aside::Aside;
 use crate::engine::cached::{Cached, Forks, border};
 use crate::engine::{
     Failure, Finish, FinishReason, Latencies, Request, RequestId, Round, RunnerError, Stats, StopReason,
@@ -35,6 +36,8 @@ pub(super) struct Active {
     prompt: usize,
     /// How its drafts have fared.
     track: Track,
+    /// Whether its drafts, not those of others, have failed of late.
+    pub(super) aside: Aside,
     /// What the policy says of this round's draft.
     pub(super) depth: Depth,
     skipped: Skipped,
@@ -62,6 +65,7 @@ impl Active {
             demand,
             prompt: tokens.len(),
             track: Track::default(),
+            aside: Aside::default(),
             depth: Depth::default(),
             skipped: Skipped::default(),
             generated: 0,

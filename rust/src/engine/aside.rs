@@ -1,18 +1,17 @@
 //! A draft that fails: speculation steps aside for a while, and every request goes on with the target alone.
 
 use super::{Engine, ModelRunner, RunnerError};
+use crate::schedule::{Depth, Skip};
 
 /// The longest wait: a try that fails costs time and a traceback in the log.
 const LONGEST: u32 = 1024;
 
 /// Rounds without a draft after one that failed: 8, and after each failure that follows before a draft works again twice
-/// as many.
+/// as many. The engine has one for what fails everybody, each request one for what fails it alone.
 #[derive(Debug, Default)]
 pub(super) struct Aside {
     length: u32,
     left: u32,
-    /// Since the engine's start.
-    pub(super) failures: u64,
 }
 
 impl Aside {
@@ -32,7 +31,6 @@ impl Aside {
     }
 
     fn fail(&mut self) {
-        self.failures += 1;
         self.length = (2 * self.length).clamp(8, LONGEST);
         self.left = self.length;
     }
@@ -42,13 +40,44 @@ impl<M: ModelRunner> Engine<M> {
     /// Lets this round and the next ones go on without drafts: something of the draft failed, and only the target's rows can
     /// fail a request.
     pub(super) fn step_aside(&mut self, error: &RunnerError) {
+        self.count_failure(error);
         self.aside.fail();
+        // Anew, now that nobody may draft: what was planned and drawn is dropped.
+        self.decide_depths();
+    }
+
+    /// A call of the draft failed for running requests, given by their places: puts those aside for which it fails `alone`
+    /// too. False if that is nobody, or everybody who is to draft: then it is not for them that it fails.
+    pub(super) fn blame(
+        &mut self,
+        places: &[usize],
+        error: &RunnerError,
+        alone: impl Fn(&mut Self, usize) -> Result<(), RunnerError>,
+    ) -> bool {
+        let drafting = self.drafting().len();
+        if drafting < 2 {
+            return false;
+        }
+        let failed: Vec<_> = places.iter().copied().filter(|&place| alone(self, place).is_err()).collect();
+        if failed.is_empty() || failed.len() == drafting {
+            return false;
+        }
+        self.count_failure(error);
+        for place in failed {
+            let active = &mut self.active[place];
+            active.aside.fail();
+            active.chain.recycle(&mut active.workspace);
+            active.depth = Depth { tokens: 0, skipped: Some(Skip::Broken) };
+        }
+        true
+    }
+
+    fn count_failure(&mut self, error: &RunnerError) {
+        self.draft_failures += 1;
         self.stats.add(|stats| {
             stats.draft_failures += 1;
             stats.draft_failure.get_or_insert_with(|| error.to_string());
         });
-        // Anew, now that nobody may draft: what was planned and drawn is dropped.
-        self.decide_depths();
     }
 }
 
@@ -78,6 +107,6 @@ mod tests {
         assert_eq!(waits, [8, 16, 32, 64, 128, 256, 512, 1024, 1024]);
         aside.end();
         aside.fail();
-        assert_eq!((wait(&mut aside), aside.failures), (8, 10));
+        assert_eq!(wait(&mut aside), 8);
     }
 }

@@ -91,8 +91,9 @@ pub struct Engine<M: ModelRunner> {
     /// Decoding; in order of admission, all before those whose prompts are not through.
     active: Vec<Active>,
     planner: Planner,
-    /// Whether drafts have failed of late.
+    /// Whether drafts have failed of late, and how often since the start.
     aside: Aside,
+    draft_failures: u64,
 }
 
 impl<M: ModelRunner> Engine<M> {
@@ -118,6 +119,7 @@ impl<M: ModelRunner> Engine<M> {
             prefilling: Vec::new(),
             active: Vec::new(),
             aside: Aside::default(),
+            draft_failures: 0,
         }
     }
 

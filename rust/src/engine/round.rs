@@ -18,8 +18,9 @@ impl<M: ModelRunner> Engine<M> {
         }
         let started = Instant::now();
         let mut time = RoundTime::default();
-        let failures = self.aside.failures;
+        let failures = self.draft_failures;
         self.aside.begin_round();
+        self.active.iter_mut().for_each(|active| active.aside.begin_round());
         let put_off = self.decide_depths();
         self.draft(&mut time);
         match self.verify(&mut time) {
@@ -27,7 +28,7 @@ impl<M: ModelRunner> Engine<M> {
                 // What earlier rounds put off is no cost of this one.
                 time.total = (started.elapsed() - put_off).as_secs_f64();
                 // Nor is a draft that failed one of plain rounds.
-                if self.aside.failures == failures && self.planner.timed(&time) {
+                if self.draft_failures == failures && self.planner.timed(&time) {
                     self.publish_costs();
                 }
             }
@@ -45,18 +46,19 @@ impl<M: ModelRunner> Engine<M> {
     /// Asks the policy who drafts, and lets those who resume catch up with their context: the time of that.
     pub(super) fn decide_depths(&mut self) -> Duration {
         let block_size = self.config.block_size;
-        let is_aside = self.aside.is_waiting();
-        let allowed = if is_aside { 0 } else { block_size };
-        let mut prospects: Vec<_> = self.active.iter_mut().map(|active| active.prospect(allowed)).collect();
+        let all_wait = self.aside.is_waiting();
+        let allowed = |active: &Active| if all_wait || active.aside.is_waiting() { 0 } else { block_size };
+        let mut prospects: Vec<_> =
+            self.active.iter_mut().map(|active| active.prospect(allowed(active))).collect();
         let depths = self.planner.depths(&mut prospects);
         let mut resuming = Vec::new();
-        for (active, depth) in self.active.iter_mut().zip(depths) {
+        for (place, (active, depth)) in self.active.iter_mut().zip(depths).enumerate() {
             active.chain.recycle(&mut active.workspace);
             if depth.tokens > 0 && active.depth.tokens == 0 {
-                resuming.push(active.request.id);
+                resuming.push(place);
             }
             active.depth = depth;
-            if is_aside && active.room(block_size) > 0 {
+            if allowed(active) == 0 && active.room(block_size) > 0 {
                 active.depth.skipped = Some(Skip::Broken);
             }
         }
@@ -64,12 +66,13 @@ impl<M: ModelRunner> Engine<M> {
             return Duration::ZERO;
         }
         let started = Instant::now();
-        if let Err(error) = self.runner.feed(&resuming) {
+        if let Err(error) = self.feed(&resuming)
+            && !self.blame(&resuming, &error, |engine, place| engine.feed(&[place]))
+        {
             self.step_aside(&error);
             return Duration::ZERO;
         }
-        let fed = self.active.iter_mut().filter(|active| resuming.contains(&active.request.id));
-        let spent = charge(fed, |timing| &mut timing.draft, started);
+        let spent = charge(at(&mut self.active, &resuming), |timing| &mut timing.draft, started);
         self.stats.add(|stats| {
             stats.draft += spent;
             stats.feed += spent;
@@ -77,37 +80,62 @@ impl<M: ModelRunner> Engine<M> {
         spent
     }
 
+    fn feed(&mut self, places: &[usize]) -> Result<(), RunnerError> {
+        let ids: Vec<_> = places.iter().map(|&place| self.active[place].request.id).collect();
+        self.runner.feed(&ids)
+    }
+
     /// Drafts for the requests that the policy lets draft.
     fn draft(&mut self, time: &mut RoundTime) {
         let started = Instant::now();
-        let gamma = self.config.gamma;
-        let mut drafting: Vec<&mut Active> =
-            self.active.iter_mut().filter(|active| active.depth.tokens > 0).collect();
+        let mut drafting = self.drafting();
         if drafting.is_empty() {
             return;
         }
-        let items: Vec<_> = drafting.iter().map(|active| (active.request.id, active.anchor())).collect();
-        let pass = self.runner.draft(&items).and_then(|pass| {
-            check_rows("draft", &pass.base, items.len() * gamma)?;
-            Ok(pass)
+        let mut outcome = self.draw(&drafting);
+        if let Err(error) = &outcome
+            && self.blame(&drafting, error, |engine, place| engine.draw(&[place]).map(drop))
+        {
+            drafting = self.drafting();
+            outcome = self.draw(&drafting); // together: a runner keeps the laws of its last chains only
+        }
+        let (draft, chain) = match outcome {
+            Ok(spent) => spent,
+            Err(error) => {
+                self.step_aside(&error);
+                return;
+            }
+        };
+        self.aside.end();
+        (time.draft, time.chain) = (draft.as_secs_f64(), chain.as_secs_f64());
+        time.drafting = drafting.len();
+        for active in at(&mut self.active, &drafting) {
+            time.drafted += active.chain.ids.len();
+            active.aside.end();
+        }
+        charge(at(&mut self.active, &drafting), |timing| &mut timing.draft, started);
+        self.stats.add(|stats| {
+            stats.draft += draft;
+            stats.chain += chain;
         });
+    }
+
+    /// Places of the requests that draft in this round.
+    pub(super) fn drafting(&self) -> Vec<usize> {
+        (0..self.active.len()).filter(|&place| self.active[place].depth.tokens > 0).collect()
+    }
+
+    /// One draft pass for the requests at these places, and their chains: the time of both.
+    fn draw(&mut self, places: &[usize]) -> Result<(Duration, Duration), RunnerError> {
+        let started = Instant::now();
+        let mut drafting: Vec<_> = at(&mut self.active, places).collect();
+        let items: Vec<_> = drafting.iter().map(|active| (active.request.id, active.anchor())).collect();
+        let mut pass = self.runner.draft(&items)?;
+        check_rows("draft", &pass.base, items.len() * self.config.gamma)?;
         let drafted = Instant::now();
         let chains = Chains { config: &self.config, planner: &self.planner };
-        let outcome = pass.and_then(|mut pass| chains.draw(&mut self.runner, &mut pass, &mut drafting));
-        let chained = drafted.elapsed();
-        if let Err(error) = outcome {
-            self.step_aside(&error);
-            return;
-        }
-        self.aside.end();
-        time.drafting = drafting.len();
-        time.drafted = drafting.iter().map(|active| active.chain.ids.len()).sum();
-        (time.draft, time.chain) = ((drafted - started).as_secs_f64(), chained.as_secs_f64());
-        charge(drafting.into_iter(), |timing| &mut timing.draft, started);
-        self.stats.add(|stats| {
-            stats.draft += drafted - started;
-            stats.chain += chained;
-        });
+        chains.draw(&mut self.runner, &mut pass, &mut drafting)?;
+        Ok((drafted - started, drafted.elapsed()))
     }
 
     /// Lets the target check as much of each draft as the policy says, and commits what it keeps.
@@ -165,6 +193,11 @@ impl<M: ModelRunner> Engine<M> {
             active.rows.extend_from_slice(&active.chain.ids[..verified]);
         }
     }
+}
+
+/// The requests at these places, in their order.
+fn at<'a>(active: &'a mut [Active], places: &'a [usize]) -> impl Iterator<Item = &'a mut Active> {
+    active.iter_mut().enumerate().filter(|(place, _)| places.contains(place)).map(|(_, active)| active)
 }
 
 /// What the plan may count on. A head whose confidence is not a probability vouches for nothing from there on;

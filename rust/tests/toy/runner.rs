@@ -105,6 +105,10 @@ pub struct ToyRunner {
     pub fail_prefill: Option<RequestId>,
     /// Every draft pass fails.
     pub fail_draft: bool,
+    /// Whose draft passes fail, and with them the calls, or whose context cannot catch up.
+    pub fail_draft_of: Option<RequestId>,
+    /// See `fail_draft_of`.
+    pub fail_feed_of: Option<RequestId>,
     pub at_parts: bool,
     /// Gives every drafted token a confidence.
     pub confident: bool,
@@ -187,7 +191,10 @@ impl ModelRunner for ToyRunner {
         Ok(Owned(rows, VOCAB))
     }
 
-    fn feed(&mut self, _ids: &[RequestId]) -> Result<(), RunnerError> {
+    fn feed(&mut self, ids: &[RequestId]) -> Result<(), RunnerError> {
+        if ids.iter().any(|id| self.fail_feed_of == Some(*id)) {
+            return Err(RunnerError("no room".into()));
+        }
         self.may_fail_once("feed")?;
         self.may_fail("feed", std::iter::empty())
     }
@@ -196,7 +203,7 @@ impl ModelRunner for ToyRunner {
         *self.drafts.lock().unwrap() += 1;
         self.may_fail_once("draft")?;
         self.may_fail("draft", std::iter::empty())?;
-        if self.fail_draft {
+        if self.fail_draft || items.iter().any(|(id, _)| self.fail_draft_of == Some(*id)) {
             return Err(RunnerError("out of memory".into()));
         }
         let caches = self.caches.lock().unwrap();
