@@ -27,7 +27,12 @@ def command(output: Path, chats: Path, *more: str) -> list[str]:
     return ["train", "--target", "tiny", "--output", str(output), "--data", str(chats), *small.split(), *more]
 
 
-def test_a_run_and_its_gates(tmp_path: Path, chats: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_and_its_gates(
+    tmp_path: Path,
+    chats: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("tensorboard")
     assert main([*command(tmp_path / "run", chats, "--tensorboard", "--dpace", "--bf16"), "--json"]) == 0
     shown = capsys.readouterr()
@@ -38,6 +43,7 @@ def test_a_run_and_its_gates(tmp_path: Path, chats: Path, capsys: pytest.Capture
     assert len(outcome["held_out"]["1"]["by_position"]) == 3
     assert "conversations of" in shown.err
     assert list((tmp_path / "run" / "tensorboard").iterdir())
+    monkeypatch.setattr("dspark.train.check.overfit", lambda *given: {"overfit": 1.0})
     # A draft of two steps proves nothing.
     assert main([*command(tmp_path / "run", chats), "--check", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["verdict"] == "inconclusive"

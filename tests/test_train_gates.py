@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -71,6 +73,7 @@ def test_prompts_of_generated_conversations_are_used(
     chats = write_chats(place / "chats.jsonl", decoders(draft=None), count=2)
     asked: list[list[int]] = []
     monkeypatch.setattr(check, "gates", lambda *given: asked.extend(given[3]) or {})
+    monkeypatch.setattr(check, "overfit", lambda *given: {"overfit": 1.0})
     check.check(settings, print)
     lines = [json.loads(line) for line in chats.read_text().splitlines()]
     assert asked == [line["token_ids"][: line["answer_start"]] for line in lines]
@@ -122,6 +125,49 @@ def test_a_markov_token_off_by_one_is_noticed(
 
     monkeypatch.setattr(TrainingPass, "_heads", shifted)
     assert not gates(tmp_path, decoders)["passed"]
+
+
+def learned(tmp_path: Path, decoders: Callable[..., DSparkDecoder]) -> float:
+    settings = small_run(tmp_path, tmp_path)
+    prompt = decoders().models.require_tokenizer().encode("class Reader(")
+    return check.overfit(settings, TARGET, DRAFT, prompt, print)["overfit"]
+
+
+def test_what_is_learned_by_heart_is_drafted(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "OVERFIT_STEPS", 100)
+    assert learned(tmp_path, decoders) >= check.OVERFIT
+    assert not list(tmp_path.iterdir())
+
+
+def test_labels_off_by_one_are_noticed(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = TrainingPass._heads
+
+    def shifted(self: TrainingPass, hidden: Tensor, labels: Any) -> BlockOutputs:
+        outputs = heads(self, hidden, labels)
+        late = dataclasses.replace(
+            labels, positions=labels.positions.roll(1, 1), tokens=labels.tokens.roll(1, 1)
+        )
+        return outputs._replace(labels=late)
+
+    monkeypatch.setattr(TrainingPass, "_heads", shifted)
+    monkeypatch.setattr(check, "OVERFIT_STEPS", 100)
+    assert learned(tmp_path, decoders) < check.OVERFIT
+
+
+def test_a_draft_that_does_not_learn_fails_the_check(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=4)
+    settings = small_run(tmp_path / "run", chats, start="tiny-draft")
+    monkeypatch.setattr(check, "gates", lambda *given: {"verdict": "passed", "passed": True})
+    for overfit, verdict in ((0.95, "passed"), (0.5, "failed")):
+        monkeypatch.setattr(check, "overfit", lambda *given, share=overfit: {"overfit": share})
+        found = check.check(settings, print)
+        assert (found["verdict"], found["passed"]) == (verdict, verdict == "passed")
 
 
 @pytest.mark.long

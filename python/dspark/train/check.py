@@ -2,15 +2,18 @@
 
 Home-made drafts mostly stay weak for one of a few silent reasons: states from before the final norm, labels
 or positions off by one, rotary settings that differ from the serving code, states of the future in the
-context. Each of these breaks one of two equalities:
+context. Each of these breaks one of two equalities, or what a draft learns by heart is of no use:
 
 teacher       the argmax of the states that training reads is what the target decodes at temperature 0
 acceptance    the tokens that a round of real decoding accepted are those that the training pass agrees to
+overfit       a draft trained on one answer drafts that answer, block by block
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +36,11 @@ from dspark.train.data.conversations import Conversation
 from dspark.train.examples import collate
 from dspark.train.forward import TrainingPass
 from dspark.train.gather import directories, gather
-from dspark.train.settings import Settings
+from dspark.train.loop import Pace
+from dspark.train.run import train
+from dspark.train.settings import DataSettings, Settings
 from dspark.train.teacher import Teacher
+from dspark.train.world import World
 
 PROMPTS, TOKENS = 4, 64
 NEAR = 1e-2
@@ -45,11 +51,19 @@ LEAST_NOTICED = 0.05
 """Share of the rounds. A draft with random weights repeats its input, some of which is accepted, and hardly
 reads its context: 0 to 0.01 on the embedded target, where the embedded draft has 0.27."""
 
+OVERFIT_STEPS = 400
+"""From random weights, too: the embedded draft knows it by heart after 100."""
+OVERFIT = 0.9
+"""Share of the tokens of whole rounds that can be drafted, in the answer that was learned by heart."""
+
 Say = Callable[[str], None]
 
 
 def check(settings: Settings, say: Say) -> dict[str, Any]:
     """Runs the gates on `output/draft`, else on `start`, with prompts of the data, generated ones included.
+
+    The last one trains a copy of the draft on the target's answer to the first prompt, in a directory that is
+    removed again.
 
     Raises:
         ConfigError: there is no draft, or no data yet.
@@ -64,7 +78,66 @@ def check(settings: Settings, say: Say) -> dict[str, Any]:
     generated = [place for place in directories(settings).values() if place.is_dir()]
     trained, _ = gather(settings, generated, tokenizer, read_target_config(path).vocab_size, say)
     prompts = [one.tokens[: one.answers[0][0]].tolist() for one in trained[:PROMPTS]]
-    return gates(settings, path, draft, prompts)
+    found = gates(settings, path, draft, prompts)
+    found |= overfit(settings, path, draft, prompts[0], say)
+    if found["overfit"] < OVERFIT:
+        found |= {"verdict": "failed", "passed": False}
+    return found
+
+
+def overfit(
+    settings: Settings, target: Path, draft: Path, prompt: Sequence[int], say: Say
+) -> dict[str, float]:
+    """`overfit`: after training on one answer of the target alone, the share of that answer's draftable
+    tokens that rounds of real decoding accept (those outside of a reduced vocabulary can never be)."""
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS)
+    options: dict[str, Any] = {"device": settings.device, "dtype": "float32", "policy": "fixed"}
+    settings.output.mkdir(parents=True, exist_ok=True)  # the disk that a run would fill
+    with (
+        tempfile.TemporaryDirectory(dir=settings.output, prefix="check-") as place,
+        DSparkDecoder.from_pretrained(target, **options) as plain,
+    ):
+        answer = plain.generate(prompt, params)
+        one = Path(place) / "one.jsonl"
+        ids = [*answer.prompt_token_ids, *answer.token_ids]
+        one.write_text(json.dumps({"token_ids": ids, "answer_start": len(answer.prompt_token_ids)}))
+        train(
+            dataclasses.replace(
+                settings,
+                output=Path(place) / "run",
+                start=str(draft),
+                start_layers=(),
+                data=DataSettings(files=(one,), held_out=0.0, max_length=len(ids)),
+                pace=Pace(
+                    steps=OVERFIT_STEPS, sequences=1, report_every=OVERFIT_STEPS, checkpoint_seconds=1e9
+                ),
+                anchors=TOKENS,
+                failed_anchors=0.0,
+                micro_batch=1,
+                dtype="float32",
+                packaging=None,
+                save_dtype="float32",
+                tensorboard=False,
+            ),
+            say,
+            World(0, 1, parse_device(settings.device)),  # under torchrun, too, one process checks
+        )
+        with DSparkDecoder.from_pretrained(target, Path(place) / "run" / "draft", **options) as decoder:
+            again = decoder.generate(prompt, params)
+    drafted = draft_from(draft, target).target_ids
+    known = set(again.token_ids) if drafted is None else set(drafted.tolist())
+    return {"overfit": _learned(again, known)}
+
+
+def _learned(result: GenerationResult, known: set[int]) -> float:
+    """Accepted tokens over those that could have been; a block ends before the first that is not known."""
+    accepted, could, at = 0, 0, 1
+    for one in result.rounds:
+        block = result.token_ids[at : at + one.drafted]
+        could += next((i for i, token in enumerate(block) if token not in known), len(block))
+        accepted += one.accepted
+        at += one.committed
+    return accepted / could if could else 0.0
 
 
 def gates(settings: Settings, target: Path, draft: Path, prompts: Sequence[list[int]]) -> dict[str, Any]:

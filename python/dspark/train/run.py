@@ -26,17 +26,20 @@ from dspark.train.report import Log, Say
 from dspark.train.save import packaging_of, save_draft
 from dspark.train.settings import SAVE_DTYPES, Settings
 from dspark.train.step import Blocks, Stepper, loss_pass_of
-from dspark.train.world import distribute, join, whole
+from dspark.train.world import World, distribute, join, whole
 
 
-def train(settings: Settings, say: Say) -> dict[str, Any]:
+def train(settings: Settings, say: Say, world: World | None = None) -> dict[str, Any]:
     """Trains, or goes on training, and returns what the run amounts to. The draft is in `output/draft`.
+
+    Args:
+        world: this process's place; None: as torchrun says.
 
     Raises:
         DSparkError: settings, data or a checkpoint are not usable, in one sentence.
     """
     started = time.monotonic()
-    world = join(parse_device(settings.device))
+    world = world or join(parse_device(settings.device))
     talk = say if world.is_main else _silent
     try:
         with held(settings.output, talk) if world.is_main else nullcontext():
