@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from importlib import util
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from dspark import DSparkDecoder
-from dspark.errors import ConfigError, DSparkError
+from dspark.errors import CheckpointError, ConfigError, DSparkError
 from dspark.pretrained import resolve
 from dspark.train import before, prepare
 from dspark.train.before import check_first
@@ -104,6 +105,24 @@ def test_a_draft_of_another_target_is_refused_before_generation(
         monkeypatch.setattr(before, "borrowed_tensors", lambda *_: {})
         with pytest.raises(ConfigError, match=named):
             check_first(settings, TARGET, None, 1, None)
+
+
+@pytest.mark.usefixtures("never")
+@pytest.mark.parametrize(
+    "whose",
+    [{"target": "other"}, {"taps": [0, 1]}, {"dtype": "torch.float64"}],
+    ids=lambda whose: next(iter(whose)),
+)
+def test_states_of_another_teacher_are_refused_before_generation(
+    tmp_path: Path, whose: dict[str, Any]
+) -> None:
+    settings = asked(tmp_path, shape={"mask_token_id": 0}, data={"cache": tmp_path}, dtype="float32")
+    ours = {"target": "tiny", "taps": list(settings.shape.taps or ()), "dtype": "torch.float32"}
+    (tmp_path / "index.json").write_text(json.dumps(ours))
+    check_first(settings, TARGET, None, 1, None)
+    (tmp_path / "index.json").write_text(json.dumps(ours | whose))
+    with pytest.raises(CheckpointError, match="name another cache"):
+        check_first(settings, TARGET, None, 1, None)
 
 
 @pytest.mark.usefixtures("never")

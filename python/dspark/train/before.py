@@ -11,9 +11,11 @@ from dspark.draft.config import DraftConfig
 from dspark.draft.export.borrowed import borrowed_tensors
 from dspark.errors import ConfigError
 from dspark.pretrained import resolve
+from dspark.serve.models import parse_dtype
 from dspark.target.load import read_target_config
 from dspark.target.protocol import TargetSizes
 from dspark.text import Tokenizer
+from dspark.train.cache import check_owner
 from dspark.train.create import check_start_layers, trainable
 from dspark.train.optimiser import check_muon
 from dspark.train.save import check_packaging, packaging_of
@@ -32,7 +34,8 @@ def check_first(
 
     Raises:
         ConfigError: names the setting, what was expected and what was found.
-        CheckpointError: the target or the draft to start from cannot be read.
+        CheckpointError: the target or the draft to start from cannot be read, or the cache of hidden states
+            is another teacher's.
     """
     check_curve(settings, state)
     if settings.pace.sequences % processes:
@@ -48,6 +51,11 @@ def check_first(
         mask_token(tokenizer, ())
     borrowed_tensors(target, (sizes.vocab_size, sizes.hidden_size))
     config = _planned(settings, sizes)
+    if settings.data.cache is not None:
+        whose: dict[str, Any] = {"target": settings.target, "taps": list(config.target_layer_ids)}
+        if settings.dtype != "auto":
+            whose["dtype"] = str(parse_dtype(settings.dtype))
+        check_owner(settings.data.cache, whose)
     check_packaging(packaging_of(settings.packaging, config.reduced), config.reduced, settings.save_head)
     if settings.failed_anchors and settings.data.draft is None and not settings.data.files:
         raise ConfigError(

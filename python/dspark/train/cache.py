@@ -52,6 +52,23 @@ def check_size(whole: int, need: int, limit: int, directory: Path) -> None:
         )
 
 
+def check_owner(directory: Path, whose: dict[str, Any]) -> None:
+    """Whether what a cache says of its states agrees with `whose`, which may be a part of it.
+
+    Raises:
+        CheckpointError: the directory holds another teacher's.
+    """
+    said = directory / INDEX
+    if not said.exists():
+        return
+    found = json.loads(said.read_text(encoding="utf-8"))
+    if any(found.get(key) != value for key, value in whose.items()):
+        raise CheckpointError(
+            f"{said}: the hidden states there are of {found}, and {whose} is wanted: name another cache "
+            "directory"
+        )
+
+
 class StateCache:
     """States by conversation, in shards of safetensors. A shard is written whole or not at all, so that an
     interrupted run goes on where it was; what is there is never computed again. Shards are named by what they
@@ -65,15 +82,8 @@ class StateCache:
         """
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        said = directory / INDEX
-        if said.exists():
-            found = json.loads(said.read_text(encoding="utf-8"))
-            if found != whose:
-                raise CheckpointError(
-                    f"{said}: the hidden states there are of {found}, and {whose} is wanted: name "
-                    "another cache directory"
-                )
-        else:
+        check_owner(directory, whose)
+        if not (said := directory / INDEX).exists():
             write_whole(said, json.dumps(whose))
         self._places: dict[str, tuple[Path, int, int]] = {}
         self._open: dict[Path, Any] = {}
