@@ -221,7 +221,21 @@ def test_rounds_without_a_draft_are_fed_in_few_passes(
             runner.commit([1, 2], [1, 1])
             waiting = [each.rows for each in runner._feed._waiting.values()]
             assert max(waiting, default=0) <= 6
-    assert passes == [[7, 5], [7, 7], [7, 7]]
+    assert passes == [[7], [7], [7], [7], [7]]
+
+
+def test_a_batch_of_one_age_takes_turns(
+    pairs: Callable[[str], Pair], passes: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "WAITING_ROWS", 6)
+    runner, ids = pairs("dense").runner(), list(range(1, 6))
+    with torch.inference_mode():
+        for request in ids:
+            prefill(runner, request, PROMPT[:3])
+        for token in tokens(9):
+            runner.verify(ids, [token] * 5, [1] * 5)
+            runner.commit(ids, [1] * 5)
+    assert passes == [[7, 7], [8, 8], [9]]
 
 
 def test_a_waiting_row_keeps_no_more_than_itself_in_memory(pair: Pair) -> None:
@@ -261,6 +275,23 @@ def test_who_ends_keeps_no_rows_of_those_who_go_on(pair: Pair) -> None:
         runner.verify([1, 2, 3], [6] * 3, [1] * 3)
         runner.commit([2, 3], [1] * 2)
     assert keeps(runner, 1) == (3, 3)
+
+
+def test_who_leaves_between_two_passes_keeps_no_rows_of_others(pair: Pair) -> None:
+    """A client that goes away ends its request before the next pass, which it is not in."""
+    runner = pair.runner()
+    with torch.inference_mode():
+        for request in (1, 2, 3):
+            prefill(runner, request, PROMPT[:10])
+        runner.feed([1, 2, 3])
+        for token in (3, 4, 5):
+            runner.verify([1, 2, 3], [token] * 3, [1] * 3)
+            runner.commit([1, 2, 3], [1] * 3)
+        for token in (6, 7):
+            runner.verify([2, 3], [token] * 2, [1] * 2)
+            runner.commit([2, 3], [1] * 2)
+    assert keeps(runner, 1) == (3, 3)
+    assert keeps(runner, 2) == (3 * 3 + 2 * 2, 5)
 
 
 def test_a_request_that_ends_takes_its_waiting_taps_along(pair: Pair, passes: list[list[int]]) -> None:

@@ -17,6 +17,10 @@ WAITING_ROWS = 256
 """Rows of one request that may wait. Many rows in one pass cost a fraction of as many passes, and a request
 that ends before it drafts costs nothing; the bound is for memory (SmolLM2: 3 MB a request)."""
 
+FED_AT_ONCE = 2
+"""Requests over the bound that one pass feeds. Those of a batch are of one age and would all be due in the
+same round, which every stream would see; so they take turns, and the last waits for some rows more."""
+
 
 @dataclass(slots=True)
 class _Waiting:
@@ -26,6 +30,8 @@ class _Waiting:
     rows: int = 0
     failed: int = 0
     """As many rows were there when the draft could not take them."""
+    is_shared: bool = False
+    """Whether others' rows stay in memory with these."""
 
     def tensors(self) -> Iterator[Tensor]:
         return (taps[start : start + count] for taps, start, count in self.pieces)
@@ -35,8 +41,7 @@ class ContextFeed:
     """Draft contexts by request id, and the taps of committed tokens that are not in them yet.
 
     A prompt leaves its rows of taps, a round without a draft one row per request. These wait until a draft
-    pass or a fork needs the context, or until one request has more than `WAITING_ROWS` of them: then those
-    of the whole batch go through the draft's projections in one pass.
+    pass or a fork needs the context, or until there are more than `WAITING_ROWS` of a request.
 
     A pass that fails takes nothing away. In `take` that is no error: prompts and rounds go on, the rows go on
     waiting, and whoever needs the context tries again and is told.
@@ -66,7 +71,7 @@ class ContextFeed:
         # Where nothing was refused every row is somebody's, and waits no longer than the bound: the pass's
         # tensor is kept as it is. Else a copy of what was kept: refused rows would stay in memory with it.
         is_shared = sum(count for *_, count in parts) == taps.shape[0]
-        full = False
+        over: list[int] = []
         for request, start, count in parts:
             if (waiting := self._waiting.get(request)) is None:
                 waiting = self._waiting[request] = _Waiting()
@@ -75,9 +80,12 @@ class ContextFeed:
                 (taps, start, count) if is_kept else (taps[start : start + count].clone(), 0, count)
             )
             waiting.rows += count
-            full |= waiting.rows - waiting.failed > WAITING_ROWS
+            waiting.is_shared |= is_kept and count < taps.shape[0]
+            if waiting.rows - waiting.failed > WAITING_ROWS:
+                over.append(request)
         # Of this pass alone: what ended requests left waits for the fork that needs it.
-        due = [request for request, *_ in parts] if full else now
+        over.sort(key=lambda request: -self._waiting[request].rows)
+        due = {*now, *over[:FED_AT_ONCE]}
         try:
             self._feed(due)
         except Exception:
@@ -86,12 +94,13 @@ class ContextFeed:
                 if (waiting := self._waiting.get(request)) is not None:
                     waiting.failed = waiting.rows
 
-    def end(self, request: int) -> None:
-        """A request's last pass was taken: what waits of it may wait for long, and lets go of what it shares
-        with others."""
-        if (waiting := self._waiting.get(request)) is not None:
-            own = torch.cat(list(waiting.tensors()))
-            waiting.pieces = [(own, 0, waiting.rows)]
+    def let_go(self, running: Collection[int]) -> None:
+        """Requests that have ended, which are those not in `running`, let go of what they share with others:
+        a kept prefix may wait for its fork for long."""
+        for request, waiting in self._waiting.items():
+            if waiting.is_shared and request not in running:
+                own = torch.cat(list(waiting.tensors()))
+                waiting.pieces, waiting.is_shared = [(own, 0, waiting.rows)], False
 
     def complete(self, requests: Sequence[int]) -> list[DraftContext]:
         """The contexts of these requests, with every committed token in them."""

@@ -162,7 +162,8 @@ class Runner:
         for request, _ in self._verified:
             if request not in keep and (cache := self._caches.get(request)) is not None:
                 cache.advance(0)  # it ended, and its caches are kept: nothing of its last pass stays
-                self._feed.end(request)
+        # Also those that left between two passes.
+        self._feed.let_go(keep)
         taps, self._verified_taps = self._verified_taps, None
         drafted, self._drafted = self._drafted, set()
         if taps is None:
