@@ -38,19 +38,20 @@ class DSparkDecoder:
     def __init__(self, load: Callable[[], Models], options: Options) -> None:
         """`load` gives the models; it is called on the engine's thread, and what it raises is raised here."""
 
-        found: list[tuple[InForce, CostSource | None]] = []
+        found: list[tuple[InForce, CostSource | None, Options]] = []
 
         def make() -> tuple[Models, _core.Engine]:
             models = load()
             calibration = in_force(options, models)
             costs = obtain(models, options)
-            found.append((calibration, costs))
+            # Once: how much memory is free changes.
+            settled = replace(options, max_kv_tokens=options.kv_tokens(models))
+            found.append((calibration, costs, settled))
             table = None if costs is None else costs.table
-            return models, options.engine(models, table, calibration.calibrations)
+            return models, settled.engine(models, table, calibration.calibrations)
 
-        self._options = options
         self._engine = EngineThread(make)
-        self._calibration, self._costs = found[0]
+        self._calibration, self._costs, self._options = found[0]
         self._models = self._engine.models
 
     @classmethod
@@ -98,6 +99,8 @@ class DSparkDecoder:
             max_model_len: the context window, in tokens.
             max_kv_tokens: positions in the caches of running requests and kept prefixes. Refused is only what
                 would not fit alone; under pressure the youngest request gives up its caches for a while.
+                By default 131,072 or two windows, but not more than a quarter of the free memory holds (half
+                of a GPU's), and at least one window; `info()` has the number and `kv_bytes_per_token`.
             prefill_chunk_size: prompt tokens that one pass runs before the others go on.
             max_queue_size: requests that may wait for a place; one more raises `QueueFullError` at once.
             progress: called with bytes read so far and in all, for each model.
@@ -253,7 +256,7 @@ class DSparkDecoder:
         Seconds: `prefill_s`, `draft_s` (draft passes and context updates, of this `feed_s` in the latter),
         `chain_s` (Markov chains and confidences), `verify_s` (target passes), `accept_s`, `round_s` (whole
         rounds, all of these included).
-        Latencies in seconds, `{"p50", "p90", "p99"}`, each `None` before the first one:
+        Latencies of the last minute or two, in seconds: `{"p50", "p90", "p99"}`, `None` where there was none:
         `time_to_first_token_s` from the call, `inter_token_s` (a round's gap divided by its tokens).
         """
         return dict(self._engine.core.stats())

@@ -225,7 +225,12 @@ impl Active {
         if self.update.tokens.is_empty() {
             return;
         }
-        latencies.record(now - self.request.submitted, self.update.tokens.len(), self.timing.updates.last());
+        latencies.record(
+            now - self.request.submitted,
+            self.update.tokens.len(),
+            self.timing.updates.last(),
+            now,
+        );
         stats.tokens += self.update.tokens.len() as u64;
         if let Some(round) = self.rounds.last() {
             stats.rounds += 1;

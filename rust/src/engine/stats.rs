@@ -1,7 +1,7 @@
 //! Running counts of an engine, readable from any thread.
 
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::schedule::{CostTable, Skipped};
 use hdrhistogram::Histogram;
@@ -74,11 +74,53 @@ pub struct PageCounts {
     pub kept: usize,
 }
 
-/// Distributions of latencies, as a client sees them.
+/// Distributions of latencies, as a client sees them, of the last minute or two: of what an engine did yesterday today's
+/// percentiles would say nothing.
 #[derive(Debug)]
 pub(super) struct Latencies {
-    first_token: Histogram<u64>,
-    between_tokens: Histogram<u64>,
+    first_token: Recent,
+    between_tokens: Recent,
+}
+
+/// A distribution of the minute under way and of the one before it.
+#[derive(Debug)]
+struct Recent {
+    now: Histogram<u64>,
+    before: Histogram<u64>,
+    since: Instant,
+}
+
+/// How long a minute is.
+const MINUTE: Duration = Duration::from_secs(60);
+
+impl Recent {
+    fn new() -> Self {
+        // Two digits: 1 % is more than latencies repeat to, and takes 26 kB.
+        let histogram = || Histogram::new_with_bounds(1, LONGEST, 2).expect("constant bounds are valid");
+        Recent { now: histogram(), before: histogram(), since: Instant::now() }
+    }
+
+    /// Lets go of what is too old.
+    fn turn(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.since);
+        if passed < MINUTE {
+            return;
+        }
+        std::mem::swap(&mut self.now, &mut self.before);
+        self.now.reset();
+        if passed >= 2 * MINUTE {
+            self.before.reset();
+        }
+        self.since = now;
+    }
+
+    fn percentiles(&mut self, now: Instant) -> Option<Percentiles> {
+        self.turn(now);
+        let mut both = self.now.clone();
+        both.add(&self.before).expect("both have the same bounds");
+        let at = |quantile| Duration::from_micros(both.value_at_quantile(quantile));
+        (!both.is_empty()).then(|| Percentiles { p50: at(0.5), p90: at(0.9), p99: at(0.99) })
+    }
 }
 
 /// Longest latency that is told from longer ones, in microseconds: an hour.
@@ -86,22 +128,28 @@ const LONGEST: u64 = 3_600_000_000;
 
 impl Default for Latencies {
     fn default() -> Self {
-        // Two digits: 1 % is more than latencies repeat to, and takes 26 kB.
-        let histogram = || Histogram::new_with_bounds(1, LONGEST, 2).expect("constant bounds are valid");
-        Latencies { first_token: histogram(), between_tokens: histogram() }
+        Latencies { first_token: Recent::new(), between_tokens: Recent::new() }
     }
 }
 
 impl Latencies {
     /// Adds an update of `tokens` tokens, `at` after its request was submitted and behind `last`. A round's tokens come
     /// together: each counts as an equal share of the gap.
-    pub(super) fn record(&mut self, at: Duration, tokens: usize, last: Option<&(Duration, usize)>) {
+    pub(super) fn record(
+        &mut self,
+        at: Duration,
+        tokens: usize,
+        last: Option<&(Duration, usize)>,
+        now: Instant,
+    ) {
+        self.first_token.turn(now);
+        self.between_tokens.turn(now);
         let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(LONGEST);
         match last {
-            None => self.first_token.saturating_record(micros(at)),
+            None => self.first_token.now.saturating_record(micros(at)),
             Some((before, _)) => {
                 let share = micros(at.saturating_sub(*before)) / tokens as u64;
-                self.between_tokens.saturating_record_n(share, tokens as u64);
+                self.between_tokens.now.saturating_record_n(share, tokens as u64);
             }
         }
     }
@@ -118,13 +166,6 @@ pub struct Percentiles {
     pub p99: Duration,
 }
 
-impl Percentiles {
-    fn of(histogram: &Histogram<u64>) -> Option<Self> {
-        let at = |quantile| Duration::from_micros(histogram.value_at_quantile(quantile));
-        (!histogram.is_empty()).then(|| Percentiles { p50: at(0.5), p90: at(0.9), p99: at(0.99) })
-    }
-}
-
 /// What an engine publishes: [`Stats`] behind a lock that is held for nanoseconds, and latencies behind another one, held
 /// for the microseconds that a walk through their buckets takes.
 #[derive(Debug, Default)]
@@ -139,14 +180,15 @@ impl StatsBoard {
         lock(&self.totals).clone()
     }
 
-    /// Time from submission to the first token, over all requests; `None` before there is one.
+    /// Time from submission to the first token, over the last minute or two; `None` where there was none.
     pub fn time_to_first_token(&self) -> Option<Percentiles> {
-        Percentiles::of(&lock(&self.latencies).first_token)
+        lock(&self.latencies).first_token.percentiles(Instant::now())
     }
 
-    /// Time between tokens, over all tokens but the first of each request; `None` before there is one.
+    /// Time between tokens, over all tokens of the last minute or two but the first of each request; `None` where there
+    /// was none.
     pub fn inter_token(&self) -> Option<Percentiles> {
-        Percentiles::of(&lock(&self.latencies).between_tokens)
+        lock(&self.latencies).between_tokens.percentiles(Instant::now())
     }
 
     pub(super) fn add(&self, change: impl FnOnce(&mut Stats)) {
@@ -172,14 +214,33 @@ mod tests {
         let board = StatsBoard::default();
         assert_eq!((board.time_to_first_token(), board.inter_token()), (None, None));
         let at = Duration::from_millis;
-        board.latencies().record(at(100), 1, None);
-        board.latencies().record(at(140), 4, Some(&(at(100), 1)));
-        board.latencies().record(at(240), 1, Some(&(at(140), 4)));
+        let record = |at, tokens, last: Option<&(Duration, usize)>| {
+            board.latencies().record(at, tokens, last, Instant::now());
+        };
+        record(at(100), 1, None);
+        record(at(140), 4, Some(&(at(100), 1)));
+        record(at(240), 1, Some(&(at(140), 4)));
         let near = |found: Duration, expected: Duration| found.abs_diff(expected) <= expected / 100;
         assert!(near(board.time_to_first_token().unwrap().p99, at(100)));
         let between = board.inter_token().unwrap();
         assert!(near(between.p50, at(10)) && near(between.p99, at(100)), "{between:?}");
-        board.latencies().record(Duration::from_secs(1_000_000), 1, None);
+        record(Duration::from_secs(1_000_000), 1, None);
         assert!(near(board.time_to_first_token().unwrap().p99, Duration::from_secs(3600)));
+    }
+
+    #[test]
+    fn percentiles_are_of_the_last_minute_or_two() {
+        let mut recent = Recent::new();
+        let start = recent.since;
+        let at = |seconds| start + Duration::from_secs(seconds);
+        recent.now.record(1_000_000).unwrap();
+        let p50 =
+            |recent: &mut Recent, seconds| recent.percentiles(at(seconds)).map(|found| found.p50.as_secs());
+        assert_eq!(p50(&mut recent, 59), Some(1));
+        assert_eq!(p50(&mut recent, 61), Some(1));
+        (0..3).for_each(|_| recent.now.record(5_000_000).unwrap());
+        assert_eq!(p50(&mut recent, 119), Some(5));
+        assert_eq!(p50(&mut recent, 122), Some(5));
+        assert_eq!(p50(&mut recent, 300), None);
     }
 }

@@ -188,7 +188,7 @@ impl PyEngine {
         self.live_table().map(PyCostTable)
     }
 
-    /// Totals since the start; times in seconds, latencies as percentiles or `None` before there is one. Cheap: some
+    /// Totals since the start, times in seconds; latencies of the last minute or two as percentiles, or `None`. Cheap: some
     /// microseconds, of which the engine waits for a few at most.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.stats.read();

@@ -66,7 +66,7 @@ struct Best {
 /// The best plan of a round of `running` requests of which those of `hopes` may draft.
 pub fn choose(running: usize, hopes: &[Hope<'_>], cost: &CostTable) -> Choice {
     let search = Search::new(running, hopes, cost);
-    let plain = running as f64 / cost.round_seconds(running, running);
+    let plain = running as f64 / cost.plain_seconds(running);
     let mut best = Best { rate: plain, drafting: 0, items: 0 };
     let tries_all = hopes.len() <= 8;
     for drafting in 1..=hopes.len() {
@@ -98,7 +98,7 @@ pub(super) fn attempt(running: usize, hope: Hope<'_>, cost: &CostTable, rate: f6
 
 /// Whether drafting makes more tokens per second than not, if all `drafting` requests have the same survival.
 pub(super) fn pays(running: usize, drafting: usize, survival: &[f64], cost: &CostTable) -> bool {
-    let plain = running as f64 / cost.round_seconds(running, running);
+    let plain = running as f64 / cost.plain_seconds(running);
     let (mut tokens, mut width) = (running as f64, running);
     survival.iter().enumerate().any(|(slot, survival)| {
         tokens += drafting as f64 * survival;

@@ -74,7 +74,8 @@ pub struct CostPoint {
 /// | Markov chain | a constant per drafted token |
 /// | the rest | a constant |
 ///
-/// A round without a draft feeds nothing: its tokens wait, and go through in one pass if drafting resumes.
+/// A round without a draft mostly feeds nothing: its tokens wait, and go through in one pass if drafting resumes or too
+/// many wait. What that comes to for each request and round is learned from live rounds alone.
 ///
 /// A wider pass that was measured faster is noise (or a kernel that should have been used for the narrow one), and
 /// is pooled with its neighbours. Between points the curves are linear, below the first constant; beyond the last
@@ -86,6 +87,7 @@ pub struct CostTable {
     pub(super) request_seconds: f64,
     pub(super) token_seconds: f64,
     pub(super) round_seconds: f64,
+    pub(super) plain_feed_seconds: f64,
 }
 
 impl CostTable {
@@ -110,7 +112,14 @@ impl CostTable {
 
     /// A table of a pass and nothing else.
     pub(super) fn of(pass: Curve) -> Self {
-        Self { pass, draft: None, request_seconds: 0.0, token_seconds: 0.0, round_seconds: 0.0 }
+        Self {
+            pass,
+            draft: None,
+            request_seconds: 0.0,
+            token_seconds: 0.0,
+            round_seconds: 0.0,
+            plain_feed_seconds: 0.0,
+        }
     }
 
     /// Adds what every round costs however little is verified: the loop itself.
@@ -178,6 +187,11 @@ impl CostTable {
     /// Seconds of a round that drafts nothing and whose target pass holds `tokens` tokens of `requests` requests.
     pub fn round_seconds(&self, tokens: usize, requests: usize) -> f64 {
         self.pass_seconds(tokens) + self.round_seconds + self.request_seconds * requests as f64
+    }
+
+    /// Seconds of a round in which none of `requests` requests drafts.
+    pub(super) fn plain_seconds(&self, requests: usize) -> f64 {
+        self.round_seconds(requests, requests) + self.plain_feed_seconds * requests as f64
     }
 
     /// What drafting `tokens` tokens for `requests` requests adds to a round.

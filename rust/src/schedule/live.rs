@@ -31,6 +31,9 @@ pub struct RoundTime {
     pub total: f64,
 }
 
+/// Rounds without a draft that the mean of their feeds goes back, about: they come in bursts, as rows have waited for
+/// hundreds of rounds, so nothing is clipped.
+const FEED_MEMORY: f64 = 512.0;
 /// Rounds from one refit to the next.
 const REFIT: u32 = 8;
 /// How a log ratio follows what is measured: every width's, its own in addition, and a new width's own.
@@ -91,6 +94,10 @@ impl LiveCosts {
         }
         let table = &mut self.table;
         follow(&mut table.token_seconds, round.chain, round.drafted);
+        if round.drafting == 0 && round.requests > 0 && round.feed >= 0.0 {
+            let each = round.feed / round.requests as f64;
+            table.plain_feed_seconds += (each - table.plain_feed_seconds) / FEED_MEMORY;
+        }
         let rest = round.total - round.draft - round.chain - round.verify - round.feed;
         follow(&mut table.round_seconds, rest, 1);
         self.rounds += 1;

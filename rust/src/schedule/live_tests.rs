@@ -111,3 +111,18 @@ fn memory_is_bounded() {
     (1..5000).for_each(|width| _ = costs.add(&round(width, 1.0)));
     assert!(costs.pass.cells.len() < 60);
 }
+
+/// Contexts that wait are fed in bursts, by rounds without a draft.
+#[test]
+fn what_plain_rounds_feed_now_and_then_is_part_of_their_price() {
+    let mut costs = LiveCosts::new(start());
+    let plain = RoundTime { drafting: 0, draft: 0.0, requests: 4, tokens: 4, ..round(4, 1.0) };
+    for i in 0..4000 {
+        let feed = if i % 100 == 0 { 0.040 } else { 0.0 };
+        costs.add(&RoundTime { feed, total: plain.verify + 0.0005 + feed, ..plain });
+    }
+    let table = costs.table();
+    let feed = table.plain_seconds(4) - table.round_seconds(4, 4);
+    assert!((0.0003..0.0005).contains(&feed), "{feed}");
+    assert!((table.fixed_seconds() - 0.0005).abs() < 1e-5);
+}
