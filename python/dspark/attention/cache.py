@@ -38,6 +38,12 @@ class KVStore:
         """Positions that fit without growing."""
         return self.data.shape[2]
 
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of one position."""
+        layers, heads, _, head_dim = self.data.shape
+        return layers * heads * head_dim * self.data.element_size()
+
     def reserve(self, positions: int) -> None:
         """Allocates exactly `positions` positions if there are fewer; a store never shrinks.
 

@@ -121,6 +121,13 @@ class Models:
         return self.target.config.max_position_embeddings
 
     @property
+    def position_bytes(self) -> int:
+        """Bytes of a position in the caches, target's and draft's; 0 where the target does not know."""
+        target: int = self.target.new_cache().position_bytes
+        draft = 0 if self.draft is None else self.draft.new_context().position_bytes
+        return target + draft if target else 0
+
+    @property
     def gamma(self) -> int:
         """Tokens that one draft pass proposes; 0 without a draft."""
         return 0 if self.draft is None else self.draft.config.gamma

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspark import _core
 from dspark.errors import ConfigError
+from dspark.memory import available_bytes
 
 if TYPE_CHECKING:
     from dspark.serve.models import Models
@@ -25,8 +26,15 @@ _WHOLE = (
     "max_queue_size",
 )
 
+PAGE = 16
+"""Positions of a page of the caches."""
+
 DEFAULT_KV_TOKENS = 1 << 17
-"""Cache positions over all requests where nothing is said: more than a CPU can serve at once."""
+"""Cache positions over all requests where nothing is said, at most: more than a CPU can serve at once."""
+
+SHARE = {"cpu": 0.25, "cuda": 0.5}
+"""Of the memory that is free once the models are loaded, for the caches where nothing is said: prefixes of
+finished requests are kept until others need the room, so all of it is filled in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +86,19 @@ class Options:
         return models.window if self.max_model_len is None else self.max_model_len
 
     def kv_tokens(self, models: Models) -> int:
-        """Positions of all running requests at most; by default one request of the whole window fits."""
-        return self.max_kv_tokens or max(DEFAULT_KV_TOKENS, 2 * self.window(models))
+        """Positions of all running requests and kept prefixes at most.
+
+        By default `DEFAULT_KV_TOKENS`, or two windows if that is more, but not more than a share of the free
+        memory holds; one request of the whole window fits in any case.
+        """
+        if self.max_kv_tokens is not None:
+            return self.max_kv_tokens
+        window, device = self.window(models), models.target.device
+        most = max(DEFAULT_KV_TOKENS, 2 * window)
+        each, free = models.position_bytes, available_bytes(device)
+        if not each or free is None:
+            return most
+        return max(min(most, int(SHARE[device.type] * free) // each), window + PAGE)
 
     def engine(
         self,
@@ -128,6 +147,7 @@ class Options:
             "max_batch_size": self.max_batch_size,
             "max_model_len": self.window(models),
             "max_kv_tokens": self.kv_tokens(models),
+            "kv_bytes_per_token": models.position_bytes or None,
             "prefill_chunk_size": self.prefill_chunk_size,
             "max_queue_size": self.max_queue_size,
         }

@@ -31,6 +31,10 @@ class TargetCache(Protocol):
     def length(self) -> int:
         """Committed tokens."""
 
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of memory for each further position; 0 where that is not known beforehand."""
+
     def advance(self, count: int) -> None:
         """Keeps the first `count` rows (0 up to all) of the last pass and forgets the others.
 

@@ -24,6 +24,11 @@ class AdaptedCache:
         self.length = 0
         self.pending = 0
 
+    @property
+    def position_bytes(self) -> int:
+        """Not known before transformers has kept one."""
+        return 0
+
     def reserve(self, positions: int) -> None:
         """Nothing to do: transformers takes memory for the rows that it appends, and for no others."""
 

@@ -67,6 +67,12 @@ class Gemma4Cache:
         self.length = 0
         self.stores = stores
 
+    @property
+    def position_bytes(self) -> int:
+        """Those of full layers: sliding ones forget."""
+        full = (store for store in self.stores.values() if not isinstance(store, SlidingStore))
+        return sum(store.position_bytes for store in full)
+
     def reserve(self, positions: int) -> None:
         """Room for `positions` positions: all of them in full layers, a window's in sliding ones."""
         for store in self.stores.values():

@@ -57,6 +57,11 @@ class HybridCache:
         """Committed tokens."""
         return self.kv.length
 
+    @property
+    def position_bytes(self) -> int:
+        """Those of keys and values."""
+        return self.kv.position_bytes
+
     def reserve(self, positions: int) -> None:
         """Room for keys and values of `positions` positions; states take the same whatever the length."""
         self.kv.reserve(positions)

@@ -1,0 +1,46 @@
+"""How much memory is free."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes that can be taken on `device` without others' giving up theirs; `None` where nothing tells.
+
+    On a GPU what its driver calls free; else what Linux calls available, within the limit of a container
+    (cgroup v2), or all physical memory on other systems.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    known = [bytes_ for bytes_ in (_of_the_machine(), _of_the_container()) if bytes_ is not None]
+    return min(known, default=None)
+
+
+def _of_the_machine() -> int | None:
+    try:
+        for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows has none
+        return None
+
+
+def _of_the_container() -> int | None:
+    """Its limit less what cannot be given back; files that were read can."""
+    try:
+        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))  # "max" is no number: no limit
+        kept = (line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+        return max(limit - sum(int(value) for name, value in kept if name in ("anon", "kernel")), 0)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,77 @@
+"""What the caches may take where nothing is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from dspark import DSparkDecoder, memory
+from dspark.serve import options
+from dspark.serve.models import Models
+from dspark.serve.options import Options
+from runner_zoo import KINDS, Pair
+
+CPU = torch.device("cpu")
+MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    400 kB\n"
+
+
+def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **files: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name.replace("_", ".")).write_text(text)
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+
+
+def test_the_machine_s_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    places(monkeypatch, tmp_path, meminfo=MEMINFO, memory_max="max\n", memory_stat="anon 1\n")
+    assert memory.available_bytes(CPU) == 400 * 1024
+
+
+def test_a_container_s_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stat = "anon 100000\nfile 900000\nkernel 20000\n"
+    places(monkeypatch, tmp_path, meminfo=MEMINFO, memory_max="300000\n", memory_stat=stat)
+    assert memory.available_bytes(CPU) == 180_000
+
+
+def test_a_system_that_is_not_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    places(monkeypatch, tmp_path)
+    monkeypatch.setattr(memory.os, "sysconf", {"SC_PHYS_PAGES": 10, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert memory.available_bytes(CPU) == 40_960
+    monkeypatch.delattr(memory.os, "sysconf")
+    assert memory.available_bytes(CPU) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_position_s_bytes_are_those_that_are_allocated(kind: str, pairs: Callable[[str], Pair]) -> None:
+    runner = pairs(kind).runner()
+    cache = runner.target.new_cache()
+    if kind == "adapter":
+        assert cache.position_bytes == 0
+        return
+    stores = [cache.kv] if hasattr(cache, "kv") else list(getattr(cache, "stores", {"": cache}).values())
+    sizes = []
+    for positions in (400, 500):
+        cache.reserve(positions)
+        sizes.append(sum(store.data.untyped_storage().nbytes() for store in stores))
+    assert (sizes[1] - sizes[0]) // 100 >= cache.position_bytes > 0
+    if kind != "gemma4":  # whose sliding layers grow up to a point
+        assert sizes[1] - sizes[0] == 100 * cache.position_bytes
+
+
+def test_the_caches_take_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = Models.load("tiny", "tiny-draft", device="cpu")
+    each, window = models.position_bytes, models.window
+    assert each > 0
+    for free, expected in ((None, 131_072), (2**50, 131_072), (4 * 40_000 * each, 40_000), (0, window + 16)):
+        monkeypatch.setattr(options, "available_bytes", lambda _, free=free: free)
+        assert Options().kv_tokens(models) == expected
+        assert Options(max_kv_tokens=64).kv_tokens(models) == 64
+    monkeypatch.setattr(options, "available_bytes", lambda _: 4 * 40_000 * each)
+    with DSparkDecoder(lambda: models, Options(policy="fixed")) as decoder:
+        monkeypatch.setattr(options, "available_bytes", lambda _: 0)
+        assert decoder.info()["max_kv_tokens"] == 40_000
+        assert decoder.info()["kv_bytes_per_token"] == each
+        assert decoder.stats()["pages"]["total"] == 40_000 // 16
