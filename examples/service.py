@@ -11,6 +11,7 @@ GET  /health    200, or 503 while it shuts down and when the engine has failed
 
 Texts come as events, one for each piece, with `text` and `token_ids`; the last one adds `finish_reason`,
 `stop_reason`, `usage` and `speculation`. A request that fails on the way ends with an event named "error".
+Where none has come for `PING` seconds, as in the queue, a comment is sent: proxies cut off who is silent.
 400: the request is wrong, `detail` says how; 413: its body is larger than `--max-body`. 503: the queue is
 full or the service shuts down, and with "Retry-After" it is worth trying again.
 A client that leaves cancels its request. SIGTERM and Ctrl-C let what runs or waits finish for `--grace` s;
@@ -31,7 +32,17 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dspark import DSparkDecoder, DSparkError, GenerationResult, QueueFullError, RequestError, SamplingParams
+from dspark import (
+    DSparkDecoder,
+    DSparkError,
+    GenerationResult,
+    QueueFullError,
+    RequestError,
+    SamplingParams,
+    StreamPiece,
+)
+
+PING = 15.0  # seconds
 
 
 class Body(BaseModel, extra="forbid"):
@@ -44,7 +55,7 @@ class Body(BaseModel, extra="forbid"):
 def sampling(given: dict[str, Any], timeout: float) -> SamplingParams:
     """What the client asked for, with a deadline if it named none."""
     if isinstance(bias := given.get("logit_bias"), dict):  # JSON's keys are strings
-        given = {**given, "logit_bias": {int(k) if k.isdecimal() else k: v for k, v in bias.items()}}
+        given = {**given, "logit_bias": {token_id(k): v for k, v in bias.items()}}
     if given.get("timeout") is None:  # null would be none at all
         given = {**given, "timeout": timeout}
     try:
@@ -53,12 +64,33 @@ def sampling(given: dict[str, Any], timeout: float) -> SamplingParams:
         raise RequestError(f"params: {error}") from None
 
 
+def token_id(key: str) -> int | str:
+    """What is no token id by far stays what it is, for the library to refuse: `int` has limits of its own."""
+    return int(key) if key.isdecimal() and len(key) < 20 else key
+
+
 def account(result: GenerationResult) -> dict[str, Any]:
     """What the last event tells beside its text."""
     why = {"finish_reason": result.finish_reason, "stop_reason": result.stop_reason}
     usage = {"prompt_tokens": len(result.prompt_token_ids), "completion_tokens": len(result.token_ids)}
     speculation = {"state": result.speculation, "acceptance_length": result.acceptance_length}
     return {**why, "usage": usage, "speculation": speculation}
+
+
+async def with_pauses(stream: AsyncIterator[StreamPiece]) -> AsyncIterator[StreamPiece | None]:
+    """The pieces, and `None` whenever none has come for `PING` seconds."""
+    while True:
+        # A task of its own, which a pause leaves alone: to cancel it is to cancel the request.
+        waiting = asyncio.ensure_future(anext(stream))
+        try:
+            while not (await asyncio.wait([waiting], timeout=PING))[0]:
+                yield None
+            piece = await waiting
+        except StopAsyncIteration:
+            return
+        finally:
+            waiting.cancel()  # the client has left
+        yield piece
 
 
 class BodyLimit:
@@ -104,7 +136,10 @@ def make_app(decoder: DSparkDecoder, timeout: float = 300.0, max_body: int = 1 <
 
         async def events() -> AsyncIterator[bytes]:
             try:
-                async for piece in stream:
+                async for piece in with_pauses(stream):
+                    if piece is None:
+                        yield format_sse_event(comment="ping")
+                        continue
                     end = {} if piece.result is None else account(piece.result)
                     event = {"text": piece.text, "token_ids": piece.token_ids, **end}
                     yield format_sse_event(data_str=json.dumps(event))
@@ -134,7 +169,9 @@ def make_app(decoder: DSparkDecoder, timeout: float = 300.0, max_body: int = 1 <
     async def refused(request: Request, error: DSparkError) -> JSONResponse:
         headers = {"Retry-After": "1"} if isinstance(error, QueueFullError) else None
         status = 503 if headers or decoder.state != "running" else 400
-        return JSONResponse({"detail": str(error)}, status, headers)
+        # It may quote what the client sent, lone surrogates too, which UTF-8 does not have.
+        detail = str(error).encode("utf-8", "backslashreplace").decode()
+        return JSONResponse({"detail": detail}, status, headers)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dspark import DSparkDecoder, SamplingParams
 from dspark.core import CostTable
+from dspark.kernels import Choice
 from dspark.serve.costs import AT_START, THOROUGH, Costs, measure, obtain
 from dspark.serve.costs.cache import cost_file, cost_key, load, store
 from dspark.serve.costs.device import named_in
@@ -152,6 +153,39 @@ def test_the_key_tells_apart_how_passes_run(models: Models, monkeypatch: pytest.
     monkeypatch.setattr(type(models.target), "runs_through", "transformers 9", raising=False)
     keys.append(cost_key(models, 7, None))
     assert len({cost_file(each) for each in keys}) == 3
+
+
+def test_the_key_tells_apart_what_kernels_do(models: Models) -> None:
+    """A table that was timed with kernels is not for a process without them, and the other way round."""
+
+    def key(**roles: str) -> Path:
+        return cost_file(cost_key(replace(models, roles={**models.roles, **roles}), 7, None))
+
+    without = cost_file(cost_key(models, 7, None))
+    kernels = [
+        key(attention="kernel: float32 heads of 64"),
+        key(attention="kernel: float32 heads of 64 and 128"),
+        key(**{"draft attention": "kernel: float32 heads of 64"}),
+        key(sampling='kernel; core for the rule "block"'),
+    ]
+    assert len({without, *kernels}) == 5
+    # Why there are none makes no difference to a round.
+    assert without == key(attention="torch: DSPARK_KERNELS is off", sampling="core: DSPARK_KERNELS is off")
+
+
+def test_the_key_names_what_kernels_are_compiled_for(models: Models) -> None:
+    class Kernels:
+        architecture, nvrtc = "sm_90", "12.8"
+
+    faked = replace(
+        models,
+        roles={"attention": "kernel: float32 heads of 64"},
+        kernels=Choice(Kernels()),  # type: ignore[arg-type]
+    )
+    assert cost_key(faked, 7, None)["kernels"] == {
+        "attention": "kernel: float32 heads of 64",
+        "compiled for": "sm_90 by NVRTC 12.8",
+    }
 
 
 @pytest.mark.parametrize(

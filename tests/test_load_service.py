@@ -30,6 +30,8 @@ SERVICE = Path(__file__).parent.parent / "examples" / "service.py"
 PROMPTS = ["def read(self, size):\n", "import os\n", "class A:\n    ", "x = [", "for i in ", "return "]
 ENDLESS = {"temperature": 0.0, "ignore_eos": True}
 
+JSON = {"content-type": "application/json"}
+
 
 class Service:
     """The example as a process of its own, on a free port."""
@@ -72,7 +74,7 @@ async def read(client: Any, prompt: Any, params: dict[str, Any]) -> AsyncIterato
         assert answer.status_code == 200, await answer.aread()
         assert answer.headers["content-type"].startswith("text/event-stream")
         async for line in answer.aiter_lines():
-            if line:
+            if line and not line.startswith(":"):
                 yield json.loads(line.removeprefix("data: "))
 
 
@@ -153,13 +155,26 @@ def test_a_client_that_leaves_cancels_its_request(service: Service) -> None:
         ({"prompt": "x", "params": {"n": 2}}, "a stream has one sample"),
         ({"prompt": "x", "params": {"warmth": 1}}, "warmth"),
         ({"prompt": "x", "params": {"logit_bias": {"a": 1}}}, "logit_bias must map token ids to numbers"),
+        (
+            {"prompt": "x", "params": {"logit_bias": {"1": 10**400}}},
+            "logit_bias must map token ids to numbers",
+        ),
+        (
+            {"prompt": "x", "params": {"logit_bias": {"9" * 5000: 1}}},
+            "logit_bias must map token ids to numbers",
+        ),
+        ({"prompt": "x", "params": {"timeout": 10**400}}, "timeout must be a number of seconds"),
+        ({"prompt": [10**400]}, "prompt token 0 is 1000"),
+        ({"prompt": "x", "params": {"\ud800": 1}}, "unexpected keyword argument"),
         ({"prompt": "x", "params": 3}, "body.params"),
         ({"prompt": "x", "more": 3}, "body.more"),
+        ({"prompt": "x", "\ud800": 3}, "body: "),
         ({}, "a prompt is a string or a list of token ids, not NoneType"),
     ],
 )
 def test_a_wrong_request_gets_the_librarys_sentence(service: Service, body: Any, sentence: str) -> None:
-    answer = httpx.post(f"{service.url}/generate", json=body)
+    # In ASCII: a lone surrogate has no other way through.
+    answer = httpx.post(f"{service.url}/generate", content=json.dumps(body), headers=JSON)
     assert answer.status_code == 400 and sentence in answer.json()["detail"]
 
 
@@ -187,12 +202,13 @@ def test_a_body_that_is_too_large_is_refused(service: Service, chunked: bool) ->
     assert answer.status_code == 413 and "more than 1048576 bytes" in answer.json()["detail"]
 
 
-def in_process(decoder: DSparkDecoder) -> Any:
-    """A client of the example's routes in this process."""
+def in_process(decoder: DSparkDecoder, ping: float = 15.0) -> Any:
+    """A client of the example's routes in this process; it sees a response when that has ended."""
     spec = importlib.util.spec_from_file_location("service", SERVICE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.PING = ping  # type: ignore[attr-defined]
     transport = httpx.ASGITransport(app=module.make_app(decoder))
     return httpx.AsyncClient(transport=transport, base_url="http://service")
 
@@ -217,6 +233,37 @@ def test_a_long_text_is_read_beside_the_event_loop(
 
     asyncio.run(main())
     assert threads and threading.main_thread() not in threads
+
+
+def test_a_request_that_waits_is_not_silent() -> None:
+    """Comments come until its turn does; then it is answered in full. Who leaves meanwhile is cancelled."""
+    options = {"policy": "fixed", "max_batch_size": 1}
+    body = {"prompt": PROMPTS[0], "params": {"temperature": 0.0, "max_tokens": 24}}
+
+    async def main(decoder: DSparkDecoder) -> None:
+        expected = decoder.generate(PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=24))
+        first = decoder.astream(PROMPTS[1], SamplingParams(**ENDLESS))
+        async with in_process(decoder, ping=0.02) as client:
+            leaves, stays = (asyncio.create_task(client.post("/generate", json=body)) for _ in range(2))
+            while decoder.stats()["queued"] < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            assert decoder.stats()["running"] == 1 and decoder.stats()["queued"] == 2, "nobody was cut off"
+            leaves.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await leaves
+            while decoder.stats()["queued"] > 1:
+                await asyncio.sleep(0.01)
+            await first.aclose()  # type: ignore[attr-defined]
+            blocks = (await stays).text.split("\n\n")
+        waited = blocks.index(next(block for block in blocks if block.startswith("data: ")))
+        assert waited > 2 and set(blocks[:waited]) == {": ping"}, blocks
+        events = [json.loads(b.removeprefix("data: ")) for b in blocks if b.startswith("data: ")]
+        assert "".join(event["text"] for event in events) == expected.text
+        assert events[-1]["finish_reason"] == "length"
+
+    with DSparkDecoder.from_pretrained("tiny", "tiny-draft", **options) as decoder:  # type: ignore[arg-type]
+        asyncio.run(asyncio.wait_for(main(decoder), 60))
 
 
 def test_an_engine_that_has_failed_is_no_healthy_service(monkeypatch: pytest.MonkeyPatch) -> None:

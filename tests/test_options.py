@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 
 from dspark import CheckpointError, ConfigError, DSparkDecoder, RequestError, SamplingParams
 from dspark.core import Calibration, CostTable
+from dspark.errors import shown
 from dspark.pretrained import resolve
 from random_pair import write_draft, write_target
 
@@ -149,6 +153,13 @@ def test_info_says_what_runs(decoders: Decoders) -> None:
     json.dumps(info)
 
 
+HUGE = 10**400
+"""A whole number that no float holds."""
+NUMBERS = (
+    *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "seed", "logprobs", "n", "timeout"),
+)
+
 BAD_PARAMS: list[dict[str, Any]] = [
     {"temperature": -0.1},
     {"temperature": float("nan")},
@@ -189,13 +200,55 @@ BAD_PARAMS: list[dict[str, Any]] = [
     {"logprobs": -1},
     {"n": 0},
     {"timeout": -1.0},
+    {"timeout": float("nan")},
+    {"timeout": Fraction(10**400)},
+    {"top_p": Fraction(1, 10**400)},  # 0 as a float
+    {"stop": [HUGE]},
+    {"stop_token_ids": [HUGE]},
+    {"logit_bias": {1: HUGE}},
+    {"logit_bias": {1: -HUGE}},
+    {"logit_bias": {HUGE: 1.0}},
+    {"logit_bias": [10**5000]},
+    {"logit_bias": {10**5000: 10**5000}},
+    {"ignore_eos": 10**5000},
+    *({name: HUGE} for name in NUMBERS),
+    *({name: -HUGE} for name in NUMBERS),
+    *({name: 10**5000} for name in NUMBERS),
 ]
 
 
-@pytest.mark.parametrize("params", BAD_PARAMS, ids=str)
+@pytest.mark.parametrize("params", BAD_PARAMS, ids=shown)
 def test_bad_parameters_are_refused_by_name(params: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match=next(iter(params))):
+    with pytest.raises(RequestError, match=next(iter(params))) as refused:
         SamplingParams(**params)
+    assert len(str(refused.value)) < 300
+
+
+def test_every_number_is_among_those() -> None:
+    numbers = {f.name for f in fields(SamplingParams) if re.search(r"\b(int|float)\b", str(f.type))}
+    assert numbers == {*NUMBERS, "logit_bias", "stop_token_ids"}
+
+
+def test_the_largest_values_reach_the_engine(decoders: Decoders) -> None:
+    """What is not refused can be submitted: nothing is left for the engine to stumble over."""
+    largest = SamplingParams(
+        temperature=10**6,
+        top_k=2**31,
+        top_p=1,
+        min_p=1,
+        repetition_penalty=10**9,
+        presence_penalty=2,
+        frequency_penalty=Fraction(2),
+        logit_bias={511: 10**6},
+        seed=2**64 - 1,
+        stop_token_ids=[511],
+        timeout=10**308,
+        max_tokens=2,
+        logprobs=1000,
+    )
+    least = SamplingParams(repetition_penalty=1e-9, logit_bias={0: -(10**6)}, top_k=-1, max_tokens=2)
+    results = decoders().generate([PROMPT] * 2, [largest, least])
+    assert [result.error for result in results] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,16 @@ def test_a_stop_string_is_never_shown(decoders: Decoders, stop_at: int) -> None:
     assert pieces[-1].result is not None and pieces[-1].result.stop_reason == stop
 
 
-@pytest.mark.parametrize("text", ["\U0001fae0", "\U0001f979", "鿜", "e\u0301\u0323", "🏳️‍🌈 ok"])
+CHARACTERS = ["\U0001fae0", "\U0001f979", "\u9f9c"]
+"""Three or four tokens each."""
+
+
+@pytest.mark.parametrize("text", [*CHARACTERS, "e\u0301\u0323", "🏳️‍🌈 ok"])
 @pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
-def test_characters_split_over_blocks_arrive_whole(decoders: Decoders, text: str, acceptance: str) -> None:
-    """The model is made to say a text of several tokens per character, over and over, and cut anywhere."""
+def test_broken_characters_join_to_the_text_too(decoders: Decoders, text: str, acceptance: str) -> None:
+    """The model is made to say a character's tokens, in any order, and cut anywhere."""
     decoder = decoders(acceptance=acceptance)
-    ids = decoder.generate(text * 3, greedy(max_tokens=0)).prompt_token_ids
-    bias = dict.fromkeys(ids, 60.0)
+    bias = dict.fromkeys(decoder.models.tokens(text), 60.0)
     for max_tokens in (1, 2, 3, 7, 23):
         params = SamplingParams(temperature=1.0, seed=max_tokens, max_tokens=max_tokens, logit_bias=bias)
         whole = decoder.generate(text, params)
@@ -67,6 +70,44 @@ def test_characters_split_over_blocks_arrive_whole(decoders: Decoders, text: str
         assert "".join(p.text for p in pieces) == whole.text
         shown = "".join(p.text for p in pieces[:-1])
         assert not shown or shown[-1] != "\ufffd" or "\ufffd" in whole.text[: len(shown)]
+
+
+@pytest.mark.parametrize("character", CHARACTERS)
+@pytest.mark.parametrize("acceptance", ["rejection", "block", "coupled"])
+def test_a_character_split_over_blocks_arrives_whole(
+    decoders: Decoders, character: str, acceptance: str
+) -> None:
+    """Dictated behind one more letter each time, so that a border of blocks falls between any two of its
+    tokens: the piece before shows nothing of it, the piece after all. A reader who is late gets several
+    blocks in one piece, hence more than one attempt."""
+    decoder = decoders(acceptance=acceptance)
+    tokens = len(decoder.models.tokens(character))
+    splits: set[int] = set()
+    for letters in [*range(9)] * 20:
+        text = "bcghjkmq"[:letters] + character + "!"
+        pieces = list(decoder.stream("0", dictated(decoder, text)))
+        assert "".join(p.text for p in pieces) == text
+        shown, said = "", 0
+        for piece in pieces:
+            shown, said = shown + piece.text, said + len(piece.token_ids)
+            complete = said >= letters + tokens
+            assert shown.rstrip("!") == (text[: letters + 1] if complete else text[: min(said, letters)])
+            if letters < said < letters + tokens:
+                splits.add(said - letters)
+        if len(splits) == tokens - 1:
+            break
+    assert splits == set(range(1, tokens)), "between any two tokens"
+
+
+def dictated(decoder: DSparkDecoder, text: str) -> SamplingParams:
+    """Parameters under which the model says `text`: each token is favoured less than the one before it, and
+    not at all once it has been said. For texts whose tokens all differ."""
+    ids = decoder.models.tokens(text)
+    assert len(set(ids)) == len(ids)
+    bias = {token: 1e5 - 1e3 * place for place, token in enumerate(ids)}
+    return SamplingParams(
+        temperature=1.0, seed=1, max_tokens=len(ids), logit_bias=bias, repetition_penalty=1e6
+    )
 
 
 def test_a_dropped_stream_leaves_no_trace(decoders: Decoders) -> None:

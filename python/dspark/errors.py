@@ -36,3 +36,18 @@ class NumericsError(DSparkError):
 
 class KernelError(DSparkError):
     """A CUDA kernel cannot be compiled or loaded, or its launch failed."""
+
+
+def shown(value: object) -> str:
+    """A value in an error's sentence: its `repr`, cut where it is long.
+
+    Python refuses to write out whole numbers of more than some thousand digits, alone or in a list.
+    """
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of too many digits to show"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+_SHOWN = 80

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
-from dspark.errors import RequestError
+from dspark.errors import RequestError, shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,30 +79,32 @@ class SamplingParams:
         for name, low, high, what in _RANGES:
             value = getattr(self, name)
             if value is not None and not _is_between(value, low, high, Integral if name in _WHOLE else Real):
-                raise RequestError(f"{name} must be {what}, not {value!r}")
-        if self.top_p is not None and self.top_p <= 0:
-            raise RequestError(f"top_p must be a number in (0, 1], not {self.top_p!r}")
+                raise RequestError(f"{name} must be {what}, not {shown(value)}")
+        if self.top_p is not None and float(self.top_p) <= 0:
+            raise RequestError(f"top_p must be a number in (0, 1], not {shown(self.top_p)}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens = {self.min_tokens} is more than max_tokens = {self.max_tokens}")
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculative"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be True or False, not {getattr(self, name)!r}")
+                raise RequestError(f"{name} must be True or False, not {shown(getattr(self, name))}")
         self._check_stops()
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
-            raise RequestError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
+            raise RequestError(f"logit_bias must map token ids to numbers, not {shown(self.logit_bias)}")
         for token, bias in (self.logit_bias or {}).items():
-            if not _is_token(token) or not isinstance(bias, Real) or not abs(float(bias)) <= MAX_BIAS:
+            is_bias = isinstance(bias, bool) or _is_between(bias, -MAX_BIAS, MAX_BIAS, Real)
+            if not _is_token(token) or not is_bias:
                 raise RequestError(
-                    f"logit_bias must map token ids to numbers up to {MAX_BIAS:g}, not {token!r}: {bias!r}"
+                    f"logit_bias must map token ids to numbers up to {MAX_BIAS:g}, "
+                    f"not {shown(token)}: {shown(bias)}"
                 )
 
     def _check_stops(self) -> None:
         stop, ids = self.stop, self.stop_token_ids
         texts = [stop] if isinstance(stop, str) else stop
         if texts is not None and not (isinstance(texts, Sequence) and all(map(_is_text, texts))):
-            raise RequestError(f"stop must be a string or a list of strings, none empty, not {stop!r}")
+            raise RequestError(f"stop must be a string or a list of strings, none empty, not {shown(stop)}")
         if ids is not None and not (isinstance(ids, Sequence) and all(map(_is_token, ids))):
-            raise RequestError(f"stop_token_ids must be a list of token ids, not {ids!r}")
+            raise RequestError(f"stop_token_ids must be a list of token ids, not {shown(ids)}")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -137,8 +139,14 @@ MAX_BIAS = 1e6
 
 
 def _is_between(value: Any, low: float, high: float, kind: type) -> bool:
-    number: Any = value
-    return isinstance(value, kind) and not isinstance(value, bool) and bool(low <= number <= high)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return False
+    if kind is Integral:
+        return bool(low <= value <= high)
+    try:  # the engine computes with floats: what is beyond them has no meaning there
+        return low <= float(value) <= high
+    except (OverflowError, ValueError):
+        return False
 
 
 def _is_token(token: Any) -> bool:
@@ -167,17 +175,17 @@ _NEUTRAL: dict[str, float | int] = {
 }
 _WHOLE = {"max_tokens", "min_tokens", "top_k", "seed", "logprobs", "n"}
 _RANGES: tuple[tuple[str, float, float, str], ...] = (
-    ("max_tokens", 0, 2**31, "a whole number of at least 0"),
-    ("min_tokens", 0, 2**31, "a whole number of at least 0"),
-    ("temperature", 0.0, 1e6, "a number of at least 0"),
-    ("top_k", -1, 2**31, "a whole number, 0 or -1 for no limit"),
+    ("max_tokens", 0, 2**31, "a whole number of at least 0 and at most 2^31"),
+    ("min_tokens", 0, 2**31, "a whole number of at least 0 and at most 2^31"),
+    ("temperature", 0.0, 1e6, "a number of at least 0 and at most 1e6"),
+    ("top_k", -1, 2**31, "a whole number up to 2^31, 0 or -1 for no limit"),
     ("top_p", 0.0, 1.0, "a number in (0, 1]"),
     ("min_p", 0.0, 1.0, "a number in [0, 1]"),
-    ("repetition_penalty", 1e-9, 1e9, "a number above 0"),
+    ("repetition_penalty", 1e-9, 1e9, "a number above 0, from 1e-9 to 1e9"),
     ("presence_penalty", -2.0, 2.0, "a number in [-2, 2]"),
     ("frequency_penalty", -2.0, 2.0, "a number in [-2, 2]"),
     ("seed", 0, 2**64 - 1, "a whole number of 64 bits"),
     ("logprobs", 0, 1000, "a whole number in [0, 1000]"),
-    ("n", 1, 4096, "a whole number of at least 1"),
-    ("timeout", 0.0, math.inf, "a number of seconds"),
+    ("n", 1, 4096, "a whole number in [1, 4096]"),
+    ("timeout", 0.0, math.inf, "a number of seconds of at least 0 and within a float's range"),
 )

@@ -15,7 +15,7 @@ import torch
 from dspark.attention.workers import parallel_region
 from dspark.checkpoint.calibration import FILE_NAME, Entry
 from dspark.draft import DSparkDraftModel, load_draft
-from dspark.errors import CheckpointError, ConfigError, RequestError
+from dspark.errors import CheckpointError, ConfigError, RequestError, shown
 from dspark.kernels import ROLES, Choice, look
 from dspark.kernels.sampler import Sampler, sampling_role
 from dspark.pretrained import resolve
@@ -169,7 +169,8 @@ class Models:
         for position, token in enumerate(tokens):
             if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < vocabulary:
                 raise RequestError(
-                    f"prompt token {position} is {token!r}, outside of the ids from 0 to {vocabulary - 1}"
+                    f"prompt token {position} is {shown(token)}, "
+                    f"outside of the ids from 0 to {vocabulary - 1}"
                 )
         return tuple(map(int, tokens))
 

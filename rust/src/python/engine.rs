@@ -12,7 +12,7 @@ use crate::engine::{
 };
 use crate::noise::Noise;
 use crate::python::errors::{ConfigError, RequestError, log, to_py};
-use crate::python::params::{parse_policy, parse_rule, sampling_params};
+use crate::python::params::{number, parse_policy, parse_rule, sampling_params};
 use crate::python::runner::PyRunner;
 use crate::python::schedule::{PyCalibration, PyCostTable};
 use crate::python::ticket::{Delivery, Mailbox, Ticket};
@@ -134,7 +134,7 @@ impl PyEngine {
         let stops: Option<Vec<u32>> = params.getattr("stop_token_ids")?.extract()?;
         let stop_ids = StopIds::new(&end_ids, &stops.unwrap_or_default());
         rust_params.stop_token_ids = stop_ids.iter().collect();
-        let timeout: Option<f64> = params.getattr("timeout")?.extract()?;
+        let timeout: Option<f64> = number(params, "timeout")?;
         let stop_text = stop_text(params, detokenizer)?;
 
         let now = Instant::now();

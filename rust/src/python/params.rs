@@ -60,7 +60,8 @@ pub fn sampling_params(object: &Bound<'_, PyAny>) -> PyResult<SamplingParams> {
     Ok(params)
 }
 
-fn number<T: for<'a, 'py> FromPyObject<'a, 'py>>(object: &Bound<'_, PyAny>, name: &str) -> PyResult<T> {
+/// The number of that name, or a `RequestError`.
+pub fn number<T: for<'a, 'py> FromPyObject<'a, 'py>>(object: &Bound<'_, PyAny>, name: &str) -> PyResult<T> {
     let value = object.getattr(name)?;
     value.extract().map_err(|_| RequestError::new_err(format!("{name} has no usable value: {value}")))
 }

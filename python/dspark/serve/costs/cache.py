@@ -18,7 +18,7 @@ from dspark.serve.costs.device import device_name
 from dspark.serve.costs.record import Costs
 from dspark.serve.models import Models
 
-FORMAT = 3
+FORMAT = 4
 """Counts up when the files or the way of measuring change."""
 
 _log = logging.getLogger("dspark")
@@ -36,6 +36,7 @@ def cost_key(models: Models, block_size: int, candidates: int | None) -> Key:
         "device": device_name(models.target.device),
         "threads": torch.get_num_threads(),
         "attention_has_threads": parallel_region() != 0,
+        "kernels": _kernels(models),
         "target_runs_through": getattr(models.target, "runs_through", "dspark"),
         "target": _identity(target),
         "draft": None if draft is None else _identity(draft),
@@ -44,6 +45,15 @@ def cost_key(models: Models, block_size: int, candidates: int | None) -> Key:
         "block_size": block_size,
         "markov_candidates": candidates,
     }
+
+
+def _kernels(models: Models) -> dict[str, str]:
+    """What kernels do in these models' rounds, and what they are compiled for. Who does without them is left
+    out with its reason: a round takes as long for every reason."""
+    used = {role: how for role, how in models.roles.items() if how.startswith("kernel")}
+    if used and (kernels := models.kernels.kernels) is not None:
+        used["compiled for"] = f"{kernels.architecture} by NVRTC {kernels.nvrtc}"
+    return used
 
 
 def cost_file(key: Key) -> Path:
