@@ -239,6 +239,30 @@ def test_prints_tables(prompts):
     assert "coupled, temperature 0" in out and "confidence head" in out
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_page_that_cannot_be_written_takes_no_number_with_it(prompts, tmp_path, as_json):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    class Gone(DSparkDecoder):
+        """While it works, the folder goes."""
+
+        def close(self):
+            super().close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    how = ("--temperature", "0", "--html", folder / "report.html", *(["--json"] if as_json else []))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dspark.evaluate.run.DSparkDecoder", Gone)
+        code, out, err = run("evaluate", *prompts, *QUICK, *how)
+    assert code == 2 and "report.html cannot be written" in err
+    if as_json:
+        said, error = map(json.loads, out.splitlines())
+        assert said["regimes"][0]["data_sets"]["all"]["draft"]["answers"] == 6 and "error" in error
+    else:
+        assert "acceptance length (pooled)" in out
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

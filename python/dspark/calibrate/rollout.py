@@ -64,7 +64,7 @@ def whole_blocks(options: Options, gamma: int) -> Options:
 
 
 def require_drafts(decoder: DSparkDecoder) -> None:
-    """Raises `DSparkError` if a draft has failed in this decoder. Serving goes on without it; what is measured
+    """Raises `DSparkError` if a draft has failed in this decoder. Serving goes on without it; a measurement
     would take the rounds that it missed for rounds in which nothing was accepted."""
     stats = decoder.stats()
     if stats["draft_failures"]:
