@@ -38,7 +38,7 @@ NOTES = (
     "verify rate: drafted tokens that are verified per round, over the block size; at the end of an answer "
     "there is room for less than a block",
     "no draft: rounds in which nothing is drafted; they count in acceptance length and verify rate",
-    "looping: less than half of the 4-grams are distinct",
+    "looping: less than half of the 4-grams are distinct, in the answer or an end of it of 32 tokens or more",
 )
 """What the columns mean."""
 
