@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from commandline import run
 from dspark import DSparkDecoder, SamplingParams
+from dspark.calibrate.rollout import Plan
 from dspark.draft import DraftContext, DSparkDraftModel
+from dspark.errors import DSparkError
+from dspark.evaluate.run import WithoutMarkov, evaluate_pair
 from dspark.serve.models import Models
+from dspark.serve.options import Options
 from dspark.serve.runner import Runner
 
 SHORT = [7, 8, 9]
@@ -118,3 +124,32 @@ def test_a_prefill_that_fails_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.equal(torch.cat(alone), logits)
         blocks = [each.draft([1, 2, 3], [4, 4, 4])[0] for each in (runner, clean)]
         assert torch.equal(*blocks)
+
+
+@pytest.mark.parametrize("call", [0, 5])
+@pytest.mark.parametrize("command", ["evaluate", "calibrate"])
+def test_nothing_is_measured_with_a_draft_that_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, call: int
+) -> None:
+    prompts, output = tmp_path / "some.jsonl", tmp_path / "calibration.json"
+    prompts.write_text("".join(f'{{"prompt": "import {name}\\n"}}\n' for name in ("os", "re", "sys", "json")))
+    written = ("--output", output) if command == "calibrate" else ()
+    break_down(monkeypatch, "block", [call])
+    how = ("--prompts", prompts, "--tokens", "32", "--temperature", "0", "--device", "cpu")
+    code, out, err = run(command, *how, *written)
+    assert (code, out) == (2, "") and not output.exists()
+    assert "DSparkError: the draft raised an error" in err and "out of memory" in err
+
+
+def test_a_block_drafter_that_fails_is_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = Models.load("tiny", "tiny-draft", device="cpu", dtype="float32")
+    whole = WithoutMarkov.heads
+
+    def failing(bare: WithoutMarkov) -> Any:
+        break_down(monkeypatch, "block", ALWAYS)
+        return whole(bare)
+
+    monkeypatch.setattr(WithoutMarkov, "heads", failing)
+    texts, regimes = {"one": ["import os\n"]}, [SamplingParams(temperature=0.0)]
+    with pytest.raises(DSparkError, match="out of memory"):
+        evaluate_pair(models, texts, regimes, Plan(tokens=8), Options(policy="fixed", max_batch_size=1))

@@ -85,11 +85,13 @@ def test_evaluates_the_embedded_pair(prompts, tmp_path):
                 assert methods[drafter]["acceptance_length_mean_of_requests"]["value"] >= 1
                 assert len(methods[drafter]["acceptance_by_position"]) == 7
             assert methods["draft"]["over_plain"]["value"] > 0 and methods["block"]["over_plain"] is None
-            assert 0.7 < methods["draft"]["verify_rate"] < 1.0  # the last rounds of 24 tokens are short
-            assert methods["draft"]["verified_per_round"] == pytest.approx(
-                7 * methods["draft"]["verify_rate"]
-            )
-            assert methods["ngram"]["rounds_without_draft"] > 0 and methods["ngram"]["verify_rate"] < 1
+            rate, each = (methods["draft"][name] for name in ("verify_rate", "verified_per_round"))
+            assert 0.7 < rate["low"] < rate["value"] < 1.0  # the last rounds of 24 tokens are short
+            assert list(each.values()) == pytest.approx([7 * bound for bound in rate.values()])
+            assert methods["ngram"]["rounds_without_draft"] > 0
+            assert methods["ngram"]["verify_rate"]["value"] < 1
+            first = methods["draft"]["acceptance_by_position"][0]
+            assert 0 < first["rate"]["low"] < first["rate"]["value"] < first["rate"]["high"] <= 1
             assert methods["draft"]["without_looping"]["tokens_per_second"]["value"] > 0
         both = [regime["data_sets"][name]["draft"]["answers"] for name in ("one", "two", "all")]
         assert both == [3, 3, 6]
@@ -127,7 +129,7 @@ def test_a_cut_hides_what_the_confidences_are_worth(prompts):
     how = ("--policy", "threshold", "--confidence-threshold", "0.5", "--temperature", "0")
     code, out, _ = run("evaluate", *prompts, *QUICK, *how, "--json")
     [regime] = json.loads(out)["regimes"]
-    assert code == 0 and regime["data_sets"]["all"]["draft"]["acceptance_rate"] > 0
+    assert code == 0 and regime["data_sets"]["all"]["draft"]["acceptance_rate"]["value"] > 0
     assert regime["confidence_head"] is regime["confidence_head_calibrated"] is None
 
 
@@ -139,7 +141,7 @@ def test_the_default_policy_is_evaluated_too(prompts, tmp_path):
     said = json.loads(out)
     [regime] = said["regimes"]
     found = regime["data_sets"]["all"]["draft"]
-    assert 0 <= found["rounds_without_draft"] <= found["rounds"] and 0 <= found["verify_rate"] <= 1
+    assert 0 <= found["rounds_without_draft"] <= found["rounds"] and 0 <= found["verify_rate"]["value"] <= 1
     assert regime["confidence_head"] is None and '"throughput" hides' in regime["confidence_head_note"]
     assert said["info"]["policy"] == "throughput" and said["info"]["plan"]["tokens"] == 24
     assert "source: calibration.json" in page.read_text()
@@ -237,6 +239,30 @@ def test_prints_tables(prompts):
     code, out, _ = run("evaluate", *prompts, *QUICK, "--temperature", "0", "--acceptance", "coupled")
     assert code == 0 and "acceptance length (pooled)" in out and "(mean of requests)" in out
     assert "coupled, temperature 0" in out and "confidence head" in out
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_page_that_cannot_be_written_takes_no_number_with_it(prompts, tmp_path, as_json):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    class Gone(DSparkDecoder):
+        """While it works, the folder goes."""
+
+        def close(self):
+            super().close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    how = ("--temperature", "0", "--html", folder / "report.html", *(["--json"] if as_json else []))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dspark.evaluate.run.DSparkDecoder", Gone)
+        code, out, err = run("evaluate", *prompts, *QUICK, *how)
+    assert code == 2 and "report.html cannot be written" in err
+    if as_json:
+        said, error = map(json.loads, out.splitlines())
+        assert said["regimes"][0]["data_sets"]["all"]["draft"]["answers"] == 6 and "error" in error
+    else:
+        assert "acceptance length (pooled)" in out
 
 
 @pytest.mark.parametrize(

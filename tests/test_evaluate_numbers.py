@@ -10,11 +10,11 @@ import pytest
 from dspark import SamplingParams
 from dspark.checkpoint.calibration import Regime
 from dspark.core import Noise, accept
-from dspark.evaluate.answers import Answer, by_prompt, ratio
+from dspark.evaluate.answers import Answer, Estimate, by_prompt, ratio
 from dspark.evaluate.head import Head
 from dspark.evaluate.ngram import Lookup, lookup_rounds
 from dspark.evaluate.numbers import measure
-from dspark.evaluate.plots import bars
+from dspark.evaluate.plots import bars, positions
 from dspark.evaluate.report import main_rows, tables
 from dspark.evaluate.run import Evaluated
 from dspark.result import Round
@@ -82,11 +82,13 @@ def test_numbers_by_hand():
     n = measured.every
     assert n.acceptance_length_pooled.value == pytest.approx(9 / 4)
     assert n.acceptance_length_mean_of_requests.value == pytest.approx((7 / 3 + 2) / 2)
-    assert n.verified_per_round == pytest.approx(11 / 4) and n.verify_rate == pytest.approx(11 / 4 / 3)
+    assert n.verified_per_round.value == pytest.approx(11 / 4)
+    assert n.verify_rate.value == pytest.approx(11 / 4 / 3)
     # The last round ended its text at its second token: its third is not judged.
-    assert n.acceptance_rate == pytest.approx(6 / 10)
+    assert n.acceptance_rate.value == pytest.approx(6 / 10)
     assert [(p.reached, p.accepted) for p in n.positions] == [(4, 3), (3, 2), (1, 1)]
-    assert [p.survival for p in n.positions] == pytest.approx([3 / 4, 2 / 4, 1 / 2])
+    assert [p.rate.value for p in n.positions] == pytest.approx([3 / 4, 2 / 3, 1 / 1])
+    assert [p.survival.value for p in n.positions] == pytest.approx([3 / 4, 2 / 4, 1 / 2])
     assert n.tokens_per_second.value == pytest.approx(11 / 3)
     assert n.over_plain.value == pytest.approx(5.5 / 3)
     assert measured.looping == 0.5
@@ -106,7 +108,8 @@ def test_rounds_without_a_draft_are_counted_and_told_apart():
     answers = [Answer(0, 6, rounds, 1.0, False)]
     n = measure(answers, [an_answer(0, [])], 3).every
     assert (n.rounds, n.rounds_without_draft, n.share_without_draft) == (4, 2, 0.5)
-    assert n.verified_per_round == pytest.approx(3 / 4) and n.verify_rate == pytest.approx(3 / 12)
+    assert n.verified_per_round.value == pytest.approx(3 / 4)
+    assert n.verify_rate.value == pytest.approx(3 / 12)
     assert n.acceptance_length_pooled.value == pytest.approx(6 / 4)
 
 
@@ -144,7 +147,7 @@ def test_tables_without_looping_answers_are_there_where_some_loop():
         shown = Evaluated(Regime(acceptance="rejection", temperature=0.0), {"all": methods}, NO_HEAD)
         found = dict(tables(shown))
         speed = found.get("Acceptance and speed, without looping answers")
-        positions = found.get("Acceptance by position, all data sets, without looping answers")
+        positions = found.get("Acceptance by position, without looping answers")
         assert (speed is not None, positions is not None) == (looping, looping)
     assert [row[2] for row in speed[1:]] == ["3", "2"]
     assert max(map(len, map("  ".join, [row for _, rows in found.items() for row in rows]))) < 170
@@ -160,6 +163,42 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
         assert estimate.low < estimate.value < estimate.high
         covered += estimate.low < 2.0 < estimate.high
     assert 178 <= covered <= 199  # 95 % of 200, within 4 standard errors
+
+
+def test_shares_have_the_intervals_of_prompts_drawn_again():
+    """Those of acceptance lengths: with one token drafted, a round commits 1 + what it accepted."""
+    generator = np.random.default_rng(2)
+    answers = [
+        an_answer(p, [(1, a, 1 + a) for a in generator.random(9) < generator.random()]) for p in range(12)
+    ]
+    n = measure(answers, answers, 2).every
+    length = n.acceptance_length_pooled
+    for share in (n.acceptance_rate, n.positions[0].rate, n.positions[0].survival):
+        assert 0 < share.low < share.value < share.high < 1
+        for one, other in zip(share.to_json().values(), length.to_json().values(), strict=True):
+            assert one == pytest.approx(other - 1)
+    assert n.verify_rate == Estimate(0.5, 0.5, 0.5) and n.verified_per_round == Estimate(1.0, 1.0, 1.0)
+    assert n.to_json()["acceptance_by_position"][0]["rate"] == n.positions[0].rate.to_json()
+    assert n.positions[1].rate is None is n.positions[1].survival
+
+
+def test_positions_are_shown_for_each_data_set_with_intervals():
+    one = [an_answer(p, [(3, p % 4, p % 4 + 1)] * 2) for p in range(4)]
+    two = [an_answer(p, [(2, 2, 3)]) for p in range(4, 7)]
+    sets = {"one": one, "two": two, "all": one + two}
+    measured = {
+        name: {"plain": measure([replace(a, rounds=()) for a in s], s, 3), "draft": measure(s, s, 3)}
+        for name, s in sets.items()
+    }
+    shown = Evaluated(Regime(acceptance="rejection", temperature=0.0), measured, NO_HEAD)
+    head, *rows = dict(tables(shown))["Acceptance by position, all answers"]
+    assert head == ("data set", "position", "draft given prefix", "draft prefix")
+    assert [row[:2] for row in rows] == [(name, str(k)) for name in sets for k in (1, 2, 3)]
+    cells = {row[:2]: row[2:] for row in rows}
+    assert cells["one", "1"][0].startswith("75.0% [") and cells["one", "1"][0].endswith("]")
+    assert cells["two", "2"] == ("100.0% [100.0, 100.0]",) * 2 and cells["two", "3"] == ("-", "-")
+    assert main_rows(shown)[2][6].startswith("100.0% [100.0, ")
+    positions(shown)
 
 
 def test_sums_are_by_prompt():

@@ -1,4 +1,4 @@
-"""Files that commands write: refused before the work, and never left half written."""
+"""Files that commands write, refused before the work and never left half written; and the lines of one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ def check_writable(path: Path) -> None:
     """Raises `ConfigError` if no file can be there; best before the work whose outcome it is to hold."""
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written: name a file in a directory that is there")
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file of JSON lines, without their ends. "\\n" alone ends one: JSON strings may hold the
+    other characters that `str.splitlines` cuts at, U+2028 for one.
+
+    Raises `OSError`, and `UnicodeDecodeError` for what is not UTF-8.
+    """
+    return path.read_bytes().decode("utf-8").split("\n")
 
 
 def write_whole(path: Path, text: str) -> None:

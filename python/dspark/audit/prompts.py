@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from dspark.errors import RequestError
+from dspark.files import read_lines
 
 CODE = (
     "def mean(values):\n    ",
@@ -44,7 +45,7 @@ def read_turns(path: Path) -> list[tuple[str, ...]]:
     Raises `RequestError` naming the line that has neither.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the prompts in {path} cannot be read: {error}") from error
     prompts = [_turns(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -55,7 +56,7 @@ def read_turns(path: Path) -> list[tuple[str, ...]]:
 
 def _turns(where: str, line: str) -> tuple[str, ...]:
     try:
-        entry = json.loads(line)
+        entry = json.loads(line, strict=False)  # control characters may stand in texts
     except ValueError as error:
         raise RequestError(f"{where}: not JSON ({error})") from error
     turns = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dspark._core import Calibration
 from dspark.decoder import DSparkDecoder, Prompt
-from dspark.errors import ConfigError, RequestError
+from dspark.errors import ConfigError, DSparkError, RequestError
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.serve.models import Models
@@ -63,6 +63,14 @@ def whole_blocks(options: Options, gamma: int) -> Options:
     )
 
 
+def require_drafts(decoder: DSparkDecoder) -> None:
+    """Raises `DSparkError` if a draft has failed in this decoder. Serving goes on without it; a measurement
+    would take the rounds that it missed for rounds in which nothing was accepted."""
+    stats = decoder.stats()
+    if stats["draft_failures"]:
+        raise DSparkError(f"the draft raised an error, and nothing can be measured: {stats['draft_failure']}")
+
+
 def roll_out(
     decoder: DSparkDecoder,
     prompts: Sequence[Prompt],
@@ -72,7 +80,8 @@ def roll_out(
 ) -> tuple[list[GenerationResult], list[int]]:
     """Answers, and for each of them the number of its prompt.
 
-    Raises what `DSparkDecoder.generate` raises, for the first prompt that fails.
+    Raises what `DSparkDecoder.generate` raises, for the first prompt that fails, and what `require_drafts`
+    does.
     """
     samples = 1 if params.temperature == 0 else plan.samples
     jobs = [(p, plan.seed + s * len(prompts) + p) for s in range(samples) for p in range(len(prompts))]
@@ -87,5 +96,6 @@ def roll_out(
         for answer in answers:
             if answer.error is not None:
                 raise answer.error
+        require_drafts(decoder)
         results += answers
     return results, [p for p, _ in jobs]

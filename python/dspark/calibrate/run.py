@@ -87,8 +87,8 @@ def calibrate_pair(
     Of `options` the acceptance rule, `markov_candidates` and `max_model_len` count; whole blocks are
     verified.
 
-    Raises `ConfigError` for a pair without a confidence head, and `RequestError` for too few rounds once the
-    other regimes are done.
+    Raises `ConfigError` for a pair without a confidence head, `DSparkError` for a draft that raises, and
+    `RequestError` for too few rounds once the other regimes are done.
     """
     require_confidence(models)
     if len(prompts) < 2:

@@ -125,11 +125,11 @@ def run(options: argparse.Namespace) -> int:
         progress.clear()
         fitted.append(one)
         write_calibrations(output, [entry_of(one, target, digests)])
-        if options.plot is not None:
-            _plot(options.plot, fitted)
         if not options.json:
             print_text(f"{one.name}: fitted to {one.rounds} rounds\n{_scores_table(one)}\n{_left(one)}")
             print_text(f"written: {output}\n")
+        if options.plot is not None:
+            _plot(options.plot, fitted)
     progress.clear()
     if options.json:
         print_json({"output": str(output), "regimes": [one.to_json() for one in fitted]})

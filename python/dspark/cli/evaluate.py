@@ -15,7 +15,7 @@ from dspark.cli.calibrate import add_regime_options, add_work_options, regimes
 from dspark.cli.options import add_model_options, draft_of, load_models
 from dspark.cli.show import Progress, print_json, print_text, table
 from dspark.errors import ConfigError
-from dspark.files import check_writable
+from dspark.files import check_writable, write_whole
 
 HELP = "measure a draft beside its baselines"
 
@@ -76,16 +76,17 @@ def run(options: argparse.Namespace) -> int:
     progress = Progress(silent=options.json)
     found = evaluate_pair(load_models(options, progress), sets, params, plan, how, progress)
     progress.clear()
-    if page is not None:
-        try:
-            page.write_text(html(found), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--html {page} cannot be written: {error}") from error
+    # Printed first: a page that cannot be drawn or written takes no number with it.
     if options.json:
         print_json(found.to_json())
-        return 0
-    for regime in found.regimes:
-        shown = [f"{title}\n{table(rows)}" for title, rows in tables(regime) if rows]
-        print_text("\n\n".join([str(regime.regime), *shown, f"confidence head: {regime.head.note}\n"]))
-    print_text("\n".join(NOTES))
+    else:
+        for regime in found.regimes:
+            shown = [f"{title}\n{table(rows)}" for title, rows in tables(regime) if rows]
+            print_text("\n\n".join([str(regime.regime), *shown, f"confidence head: {regime.head.note}\n"]))
+        print_text("\n".join(NOTES))
+    if page is not None:
+        try:
+            write_whole(page, html(found))
+        except OSError as error:
+            raise ConfigError(f"--html {page} cannot be written: {error}") from error
     return 0

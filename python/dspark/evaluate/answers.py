@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,11 @@ class Estimate:
     low: float | None
     high: float | None
 
+    def times(self, factor: float) -> Estimate:
+        """The same in another unit."""
+        low, high = (None if bound is None else factor * bound for bound in (self.low, self.high))
+        return Estimate(factor * self.value, low, high)
+
     def to_json(self) -> dict[str, float | None]:
         """Plain numbers."""
         return {"value": self.value, "low": self.low, "high": self.high}
@@ -86,8 +92,15 @@ def ratio(above: Sequence[Sums], below: Sequence[Sums]) -> Estimate | None:
     value = float(quotient(np.ones((1, count), dtype=np.int64))[0])
     if min(np.count_nonzero(sums) for sums in below) < FEWEST:
         return Estimate(value, None, None)
-    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
     with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = quotient(draws)
+        drawn = quotient(_draws(count))
     low, high = np.quantile(drawn[np.isfinite(drawn)], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value, float(low), float(high))
+
+
+@lru_cache(maxsize=8)
+def _draws(count: int) -> NDArray[np.int64]:
+    """`[RESAMPLES, count]`: how often each prompt is drawn. Kept, for hundreds of numbers are drawn alike."""
+    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
+    draws.setflags(write=False)
+    return draws

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dspark.calibrate.rounds import judged_positions
-from dspark.evaluate.answers import Answer, Estimate, by_prompt, ratio
+from dspark.evaluate.answers import Answer, Estimate, Sums, by_prompt, ratio
 from dspark.result import Round
 
 
@@ -18,22 +18,14 @@ class Position:
     reached: int
     """Rounds that verified it after an accepted prefix."""
     accepted: int
-    survival: float | None
+    rate: Estimate | None
+    """Share of the reached that were accepted."""
+    survival: Estimate | None
     """Share of the rounds that verified it in which it was kept."""
-
-    @property
-    def rate(self) -> float | None:
-        """Share of the reached that were accepted."""
-        return self.accepted / self.reached if self.reached else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers."""
-        return {
-            "reached": self.reached,
-            "accepted": self.accepted,
-            "rate": self.rate,
-            "survival": self.survival,
-        }
+        return {name: _shown(getattr(self, name)) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +42,11 @@ class Numbers:
     """All tokens committed in rounds over all rounds."""
     acceptance_length_mean_of_requests: Estimate | None
     """The mean of the answers' own means."""
-    verified_per_round: float | None
+    verified_per_round: Estimate | None
     """Drafted tokens that the target checked, over all rounds."""
-    verify_rate: float | None
+    verify_rate: Estimate | None
     """Those over the tokens of a whole block."""
-    acceptance_rate: float | None
+    acceptance_rate: Estimate | None
     """Share of the checked tokens that were kept; what was drafted behind the end of a text is left out."""
     positions: tuple[Position, ...]
     tokens_per_second: Estimate | None
@@ -68,11 +60,7 @@ class Numbers:
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers."""
-
-        def shown(value: Any) -> Any:
-            return value.to_json() if isinstance(value, Estimate) else value
-
-        plain = {name: shown(getattr(self, name)) for name in self.__slots__ if name != "positions"}
+        plain = {name: _shown(getattr(self, name)) for name in self.__slots__ if name != "positions"}
         return {**plain, "acceptance_by_position": [p.to_json() for p in self.positions]}
 
 
@@ -112,20 +100,19 @@ def measure(answers: Sequence[Answer], plain: Sequence[Answer], block_size: int)
 def numbers(answers: Sequence[Answer], pairs: Sequence[tuple[Answer, Answer]], block_size: int) -> Numbers:
     """The numbers of these answers; `pairs` are answers beside those of plain decoding."""
     rounds = [r for answer in answers for r in answer.rounds]
-    verified = sum(r.verified for r in rounds)
-    judged = sum(map(judged_positions, rounds))
-    per_round = verified / len(rounds) if rounds else None
     return Numbers(
         answers=len(answers),
         tokens=sum(answer.tokens for answer in answers),
         rounds=len(rounds),
         rounds_without_draft=sum(r.drafted == 0 for r in rounds),
-        acceptance_length_pooled=_pooled(answers),
+        acceptance_length_pooled=_over_rounds(answers, lambda r: r.committed),
         acceptance_length_mean_of_requests=_mean_of_requests(answers),
-        verified_per_round=per_round,
-        verify_rate=None if per_round is None else per_round / block_size,
-        acceptance_rate=sum(r.accepted for r in rounds) / judged if judged else None,
-        positions=tuple(_position(rounds, k) for k in range(block_size)) if verified else (),
+        verified_per_round=_over_rounds(answers, lambda r: r.verified),
+        verify_rate=_over_rounds(answers, lambda r: r.verified, lambda _: block_size),
+        acceptance_rate=_over_rounds(answers, lambda r: r.accepted, judged_positions),
+        positions=tuple(_position(answers, k) for k in range(block_size))
+        if any(r.verified for r in rounds)
+        else (),
         tokens_per_second=_speed(answers),
         over_plain=_over_plain(pairs),
     )
@@ -135,10 +122,15 @@ def _prompts(answers: Sequence[Answer]) -> list[int]:
     return sorted({answer.prompt for answer in answers})
 
 
-def _pooled(answers: Sequence[Answer]) -> Estimate | None:
-    prompts = _prompts(answers)
-    committed = by_prompt(answers, prompts, lambda answer: sum(r.committed for r in answer.rounds))
-    return ratio([committed], [by_prompt(answers, prompts, lambda answer: len(answer.rounds))])
+def _over_rounds(
+    answers: Sequence[Answer], above: Callable[[Round], int], below: Callable[[Round], int] = lambda _: 1
+) -> Estimate | None:
+    """A sum over all rounds over another one; their number unless told otherwise."""
+
+    def sums(what: Callable[[Round], int]) -> Sums:
+        return by_prompt(answers, _prompts(answers), lambda answer: sum(map(what, answer.rounds)))
+
+    return ratio([sums(above)], [sums(below)])
 
 
 def _mean_of_requests(answers: Sequence[Answer]) -> Estimate | None:
@@ -161,7 +153,24 @@ def _over_plain(pairs: Sequence[tuple[Answer, Answer]]) -> Estimate | None:
     return _speed([answer for answer, _ in pairs], [plain for _, plain in pairs])
 
 
-def _position(rounds: Sequence[Round], k: int) -> Position:
-    judged = [r for r in rounds if judged_positions(r) > k]
-    kept = sum(r.accepted > k for r in judged)
-    return Position(sum(r.accepted >= k for r in judged), kept, kept / len(judged) if judged else None)
+def _position(answers: Sequence[Answer], k: int) -> Position:
+    def judged(r: Round) -> bool:
+        return judged_positions(r) > k
+
+    def reached(r: Round) -> bool:
+        return judged(r) and r.accepted >= k
+
+    def kept(r: Round) -> bool:
+        return judged(r) and r.accepted > k
+
+    rounds = [r for answer in answers for r in answer.rounds]
+    return Position(
+        sum(map(reached, rounds)),
+        sum(map(kept, rounds)),
+        _over_rounds(answers, kept, reached),
+        _over_rounds(answers, kept, judged),
+    )
+
+
+def _shown(value: Any) -> Any:
+    return value.to_json() if isinstance(value, Estimate) else value

@@ -56,7 +56,7 @@ def bars(regime: Evaluated, what: str) -> Figure:
 
 
 def positions(regime: Evaluated) -> Figure:
-    """Acceptance after an accepted prefix, and survival of the whole prefix, by position."""
+    """Acceptance after an accepted prefix, and survival of the whole prefix, by position, with intervals."""
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for method, color in COLORS.items():
@@ -65,10 +65,13 @@ def positions(regime: Evaluated) -> Figure:
             continue
         shown = found.every.positions
         at = range(1, len(shown) + 1)
-        rates = [nan if p.rate is None else p.rate for p in shown]
-        survivals = [nan if p.survival is None else p.survival for p in shown]
-        left.plot(at, rates, marker="o", color=color, label=method)
-        right.plot(at, survivals, marker="o", color=color, label=method)
+        for axis, shares in ((left, [p.rate for p in shown]), (right, [p.survival for p in shown])):
+            axis.plot(
+                at, [nan if e is None else e.value for e in shares], marker="o", color=color, label=method
+            )
+            low = [nan if e is None or e.low is None else e.low for e in shares]
+            high = [nan if e is None or e.high is None else e.high for e in shares]
+            axis.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
     left.set(title="accepted, given the prefix", xlabel="position", ylim=(0, 1))
     right.set(title="whole prefix accepted", xlabel="position", ylim=(0, 1))
     right.legend(fontsize=8)

@@ -25,9 +25,9 @@ _COLUMNS: dict[str, Callable[[Numbers], str]] = {
     "tokens": lambda n: str(n.tokens),
     "acceptance length (pooled)": lambda n: _estimate(n.acceptance_length_pooled),
     "(mean of requests)": lambda n: _estimate(n.acceptance_length_mean_of_requests),
-    "verify rate": lambda n: text(n.verify_rate, ".1%"),
+    "verify rate": lambda n: _share(n.verify_rate),
     "no draft": lambda n: text(n.share_without_draft, ".0%"),
-    "accepted": lambda n: text(n.acceptance_rate, ".1%"),
+    "accepted": lambda n: _share(n.acceptance_rate),
     "tokens/s": lambda n: _estimate(n.tokens_per_second, 1),
     "over plain": lambda n: _estimate(n.over_plain),
 }
@@ -38,7 +38,7 @@ NOTES = (
     "verify rate: drafted tokens that are verified per round, over the block size; at the end of an answer "
     "there is room for less than a block",
     "no draft: rounds in which nothing is drafted; they count in acceptance length and verify rate",
-    "looping: less than half of the 4-grams are distinct",
+    "looping: less than half of the 4-grams are distinct, in the answer or an end of it of 32 tokens or more",
 )
 """What the columns mean."""
 
@@ -51,7 +51,7 @@ def tables(regime: Evaluated) -> list[tuple[str, list[Row]]]:
         straight = position_rows(regime, lambda m: m.without_looping)
         shown.append(("without looping answers", without_looping_rows(regime), straight))
     found = [(f"Acceptance and speed, {which}", rows) for which, rows, _ in shown]
-    found += [(f"Acceptance by position, all data sets, {which}", rows) for which, _, rows in shown]
+    found += [(f"Acceptance by position, {which}", rows) for which, _, rows in shown]
     return [*found, ("Confidence head: survival against what was accepted", head_rows(regime.head))]
 
 
@@ -76,18 +76,19 @@ def without_looping_rows(regime: Evaluated) -> list[Row]:
 
 
 def position_rows(regime: Evaluated, part: Callable[[Measured], Numbers | None]) -> list[Row]:
-    """Acceptance by position over all data sets: given the prefix, and of the whole prefix."""
-    parts = {method: part(m) for method, m in regime.measured["all"].items()}
-    drafting = {method: n for method, n in parts.items() if n is not None and n.positions}
-    rows: list[Row] = [
-        ("position", *(f"{m} {what}" for m in drafting for what in ("given prefix", "prefix")))
-    ]
-    depth = max((len(n.positions) for n in drafting.values()), default=0)
-    for k in range(depth):
-        cells = [
-            text(v, ".1%") for n in drafting.values() for v in (n.positions[k].rate, n.positions[k].survival)
-        ]
-        rows.append((str(k + 1), *cells))
+    """Acceptance by position in each data set: given the prefix, and of the whole prefix."""
+    positions = {
+        data_set: {method: n.positions for method, m in methods.items() if (n := part(m)) is not None}
+        for data_set, methods in regime.measured.items()
+    }
+    drafting = [m for m in METHODS if any(found.get(m) for found in positions.values())]
+    columns = [f"{m} {what}" for m in drafting for what in ("given prefix", "prefix")]
+    rows: list[Row] = [("data set", "position", *columns)]
+    for data_set, found in positions.items():
+        for k in range(max(map(len, found.values()), default=0)):
+            at = [found[m][k] if found.get(m) else None for m in drafting]
+            cells = [_share(e) for p in at for e in ((p.rate, p.survival) if p else (None, None))]
+            rows.append((data_set, str(k + 1), *cells))
     return rows
 
 
@@ -128,9 +129,14 @@ def html(evaluation: Evaluation) -> str:
     return page.render(info=evaluation.info, methods=METHODS, notes=NOTES, regimes=regimes)
 
 
-def _estimate(value: Estimate | None, digits: int = 2) -> str:
+def _estimate(value: Estimate | None, digits: int = 2, unit: str = "") -> str:
     if value is None:
         return "-"
-    if value.low is None or value.high is None:
-        return f"{value.value:.{digits}f} [-]"
-    return f"{value.value:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
+    interval = "-" if value.low is None else f"{value.low:.{digits}f}, {value.high:.{digits}f}"
+    return f"{value.value:.{digits}f}{unit} [{interval}]"
+
+
+def _share(value: Estimate | None) -> str:
+    """In percent."""
+    scaled = None if value is None else value.times(100)
+    return _estimate(scaled, 1, "%")

@@ -13,7 +13,7 @@ from typing import Any
 
 from dspark import __version__
 from dspark.calibrate.prompts import render
-from dspark.calibrate.rollout import Plan, Progress
+from dspark.calibrate.rollout import Plan, Progress, require_drafts
 from dspark.calibrate.rounds import judged_rounds
 from dspark.calibrate.run import regime_of
 from dspark.checkpoint.calibration import Regime
@@ -109,7 +109,8 @@ def evaluate_pair(
 ) -> Evaluation:
     """Evaluates a loaded pair on texts by data set, for each of the sampling parameters.
 
-    Raises `ConfigError` without a draft, and what `render` and `DSparkDecoder.generate` raise.
+    Raises `ConfigError` without a draft, and what `render`, `DSparkDecoder.generate` and `require_drafts`
+    raise.
     """
     if models.draft is None:
         raise ConfigError("there is no draft to evaluate: give --draft DIR")
@@ -138,6 +139,7 @@ def evaluate_pair(
                     progress(str(regime), number, len(jobs))
                     plain.append(decoder.generate(prompt, replace(each, speculative=False)))
                     draft.append(decoder.generate(prompt, each))
+                    require_drafts(decoder)
         answers[regime, "plain"] = [Answer.of(p, r) for (p, _, _), r in zip(jobs, plain, strict=True)]
         answers[regime, "draft"] = [Answer.of(p, r) for (p, _, _), r in zip(jobs, draft, strict=True)]
         answers[regime, "ngram"] = [
@@ -155,6 +157,7 @@ def evaluate_pair(
                 for number, (p, prompt, each) in enumerate(jobs):
                     progress(f"{regime}, without the Markov head", number, len(jobs))
                     answer = Answer.of(p, decoder.generate(prompt, each))
+                    require_drafts(decoder)
                     found.append(replace(answer, seconds=None))  # not beside plain: no fair speed
     done = []
     for regime in keyed:

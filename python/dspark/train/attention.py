@@ -89,9 +89,8 @@ def _sdpa(anchors: Anchors, length: int, width: int) -> BlockAttention:
     return attend
 
 
-def _flex(anchors: Anchors, length: int, width: int) -> BlockAttention:
-    from torch.nn.attention.flex_attention import create_block_mask
-
+def _sees(anchors: Anchors, length: int, width: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """`_visible` entry by entry: of indices of sequence, head, row and key, whether the row sees the key."""
     positions = anchors.positions
 
     def sees(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
@@ -99,7 +98,15 @@ def _flex(anchors: Anchors, length: int, width: int) -> BlockAttention:
         in_context = (key < length) & (key < positions[b, block])
         return in_context | ((key >= length) & ((key - length) // width == block))
 
+    return sees
+
+
+def _flex(anchors: Anchors, length: int, width: int) -> BlockAttention:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    positions = anchors.positions
     rows = positions.shape[1] * width
+    sees = _sees(anchors, length, width)
     mask = create_block_mask(sees, len(positions), None, rows, length + rows, device=str(positions.device))
     flex = _compiled_flex()
 

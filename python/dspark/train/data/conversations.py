@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.text.looping import FEWEST_DISTINCT, distinct_share
+from dspark.text.looping import is_looping
 
 Tokens = NDArray[np.int64]
 
@@ -85,20 +85,19 @@ class Sieve:
     """Lets through what is worth training on, and counts the rest."""
 
     max_length: int
-    least_distinct: float = FEWEST_DISTINCT
     looping: int = 0
     duplicate: int = 0
     too_short: int = 0
     _seen: set[str] = field(default_factory=set)
 
     def __call__(self, conversations: Iterable[Conversation]) -> Iterator[Conversation]:
-        """Cut to `max_length`; without duplicates, loops (less than half distinct 4-grams in an answer) and
-        what has no two answer tokens in a row."""
+        """Cut to `max_length`; without duplicates, answers that loop (`dspark.text.looping`) and what has
+        no two answer tokens in a row."""
         for whole in conversations:
             one = whole.cut(self.max_length)
             if not any(stop - start >= 2 for start, stop in one.answers):
                 self.too_short += 1
-            elif any(distinct_share(one.tokens[a:b].tolist()) < self.least_distinct for a, b in one.answers):
+            elif any(is_looping(one.tokens[a:b].tolist()) for a, b in one.answers):
                 self.looping += 1
             elif (key := one.key()) in self._seen:
                 self.duplicate += 1

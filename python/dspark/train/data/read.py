@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from dspark.errors import CheckpointError, DSparkError
+from dspark.files import read_lines
 from dspark.text import Tokenizer
 from dspark.train.data.conversations import NO_FAILURES, Conversation, Tokens
 
@@ -121,12 +122,16 @@ def _check(one: Conversation, vocab_size: int, where: str) -> None:
 
 
 def _of_jsonl(file: Path, marks: ChatMarks | None) -> Iterator[Conversation]:
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = read_lines(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file}: cannot be read as UTF-8 text ({error})") from error
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{file}: line {number}"
         try:
-            value = json.loads(line)
+            value = json.loads(line, strict=False)  # control characters may stand in texts
             if "token_ids" in value:
                 tokens = np.array(value["token_ids"], np.int64)
                 yield Conversation(tokens, ((int(value["answer_start"]), len(tokens)),))
