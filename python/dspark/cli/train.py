@@ -181,8 +181,8 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigError(f"--threads is {options.threads}; expected at least 1")
         torch.set_num_threads(options.threads)
     from dspark.train.check import check
-    from dspark.train.gather import generate
     from dspark.train.lock import held
+    from dspark.train.prepare import generate_only
     from dspark.train.run import train
     from dspark.train.world import is_main_process
 
@@ -193,7 +193,7 @@ def run(options: argparse.Namespace) -> int:
         found = check(settings, say)
     elif options.generate_only:
         with held(settings.output, say):
-            found = {"generated": [str(path) for path in generate(settings, say)]}
+            found = {"generated": [str(path) for path in generate_only(settings, say)]}
     else:
         found = train(settings, say)
     if is_main_process():
