@@ -82,7 +82,7 @@ def save_draft(
         shutil.rmtree(fresh)
         return
     fitted = directory / FILE_NAME
-    if fitted.exists() and _same_weights(directory, state):
+    if fitted.exists() and _same_weights(directory, config, state):
         shutil.copy2(fitted, fresh)
     _replace(fresh, directory)
 
@@ -92,15 +92,15 @@ def _same_files(fresh: Path, directory: Path) -> bool:
     return not any(filecmp.cmpfiles(fresh, directory, names, shallow=False)[1:])
 
 
-def _same_weights(directory: Path, state: Mapping[str, Tensor]) -> bool:
-    """Whether a draft that is there stores `state`, in whatever form and precision."""
+def _same_weights(directory: Path, config: DraftConfig, state: Mapping[str, Tensor]) -> bool:
+    """Whether a draft that is there has blocks as wide and stores `state`, in whatever form and precision."""
     try:
-        config, weights = read_draft_directory(directory)
-        stored = stored_parameters(config, weights)
+        old, weights = read_draft_directory(directory)
+        stored = stored_parameters(old, weights)
         was = {name: read_tensor(one) for name, one in stored.items() if not name.startswith(FROZEN)}
     except CheckpointError:
         return False
-    return all(
+    return old.block_size == config.block_size and all(
         name in state and torch.equal(value, state[name].detach().to("cpu", value.dtype))
         for name, value in was.items()
     )
