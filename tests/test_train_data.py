@@ -15,11 +15,7 @@ from safetensors.numpy import save_file
 
 from dspark import DSparkDecoder, SamplingParams
 from dspark.errors import (
-    CapacityError,
     CheckpointError,
-    ConfigError,
-    NumericsError,
-    QueueFullError,
     RequestError,
 )
 from dspark.target.load import read_target_config
@@ -27,7 +23,7 @@ from dspark.text import Tokenizer
 from dspark.train import gather
 from dspark.train.data import generate
 from dspark.train.data.conversations import Conversation, Sieve, frequent_tokens, split
-from dspark.train.data.generate import Asked, LeftOut, Sampling, answer, invent, read_prompts, user_tags
+from dspark.train.data.generate import Asked, Sampling, answer, read_prompts
 from dspark.train.data.read import ChatMarks, read_conversations
 from dspark.train.data.shards import PER_SHARD, Shards
 from training import small_run
@@ -260,43 +256,6 @@ def test_answers_are_the_target_s_own_turn_by_turn(
     assert second.dialogue == found[0].prompt_number() != found[1].prompt_number()
 
 
-def test_a_failed_answer_ends_its_conversation_or_the_run(
-    decoder: DSparkDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = [Asked(("def", "and", "then"), 0), Asked(("class", "and"), 1)]
-    error: list[Exception] = [CapacityError("too long")]
-    sizes: list[int] = []
-    whole = decoder.generate
-
-    def failing(_: DSparkDecoder, prompts: list[list[int]], params: list[SamplingParams]) -> object:
-        sizes.append(len(prompts))
-        results = whole(prompts, params)
-        results[0] = dataclasses.replace(results[0], token_ids=(), text="", error=error[0])
-        return [dataclasses.replace(one, finish_reason="stop") for one in results]
-
-    monkeypatch.setattr(DSparkDecoder, "generate", failing)
-    left_out = LeftOut()
-    assert len(answer(decoder, asked, Sampling(max_tokens=4), 3, left_out)) == 1
-    assert sizes == [2, 1]
-    assert left_out.said() == "2 answers that had no room in the context window"
-    # Neither is a matter of the prompt's length, though a full queue is a CapacityError, too.
-    for kind in (NumericsError, QueueFullError):
-        error[0] = kind("no")
-        for work in (
-            lambda: answer(decoder, asked, Sampling(max_tokens=4), seed=3),
-            lambda: invent(decoder, range(2), [], Sampling(max_tokens=4), seed=3),
-        ):
-            with pytest.raises(kind, match="no"):
-                work()
-
-
-def test_an_engine_that_has_ended_is_no_prompt_without_room(chatty: Path) -> None:
-    with DSparkDecoder.from_pretrained(chatty, None, device="cpu") as closed:
-        pass
-    with pytest.raises(CapacityError, match="closed"):
-        answer(closed, [Asked(("def",), 0)], Sampling(max_tokens=4), seed=3)
-
-
 def test_failed_positions_are_those_of_corrected_tokens(
     decoders: Callable[..., DSparkDecoder],
 ) -> None:
@@ -312,16 +271,6 @@ def test_failed_positions_are_those_of_corrected_tokens(
     assert found.failed.tolist() == committed
 
 
-def test_made_up_prompts_start_with_their_openers(decoder: DSparkDecoder) -> None:
-    assert user_tags(decoder.models.require_tokenizer()) == ("[user] ", "<|endoftext|>\n[assistant] ")
-    long = Sampling(temperatures=(1.0, 1.0), max_tokens=400)
-    found = invent(decoder, range(6), ["import ", "def "], long, seed=1)
-    assert all(one.turns[0].startswith(("import", "def")) for one in found)
-    assert [one.turns for one in found] == [
-        one.turns for one in invent(decoder, range(6), ["import ", "def "], long, seed=1)
-    ]
-
-
 def test_prompts_are_read_once_each(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"turns": ["a"]}\n{"turns": ["b", "c"]}\n{"prompt": "a"}\n')
@@ -331,11 +280,3 @@ def test_prompts_are_read_once_each(tmp_path: Path) -> None:
         file.write_text(bad)
         with pytest.raises(RequestError, match="line 1: expected"):
             read_prompts(file, 1)
-
-
-def test_a_template_that_rewrites_turns_cannot_make_prompts_up(
-    decoder: DSparkDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Tokenizer, "chat_text", lambda *_: "something else")
-    with pytest.raises(ConfigError, match="rewrites"):
-        user_tags(decoder.models.require_tokenizer())

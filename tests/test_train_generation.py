@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dspark import DSparkDecoder, SamplingParams
-from dspark.errors import ConfigError
+from dspark.errors import CapacityError, ConfigError, NumericsError, QueueFullError
 from dspark.pretrained import resolve
+from dspark.text import Tokenizer
 from dspark.train import gather
-from dspark.train.data.generate import Asked, LeftOut, Sampling, answer, invent, render
+from dspark.train.data.generate import Asked, LeftOut, Sampling, answer, invent, render, user_tags
 from training import small_run
 
 TEMPLATE = (
@@ -35,6 +36,12 @@ def templated(place: Path, template: str) -> DSparkDecoder:
     (place / "tokenizer_config.json").write_text(json.dumps(settings))
     (place / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
     return DSparkDecoder.from_pretrained(place, None, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DSparkDecoder]:
+    with templated(tmp_path_factory.mktemp("chatty") / "target", TEMPLATE) as found:
+        yield found
 
 
 def test_the_engine_s_queue_holds_all_shards_under_way(
@@ -128,3 +135,58 @@ def test_several_turns_need_a_template(decoders: Callable[..., DSparkDecoder]) -
     turns = [{"role": "user", "content": "a"}] * 2
     with pytest.raises(ConfigError, match="one turn only"):
         render(decoders(draft=None).models.require_tokenizer(), turns)
+
+
+def test_a_failed_answer_ends_its_conversation_or_the_run(
+    decoder: DSparkDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [Asked(("def", "and", "then"), 0), Asked(("class", "and"), 1)]
+    error: list[Exception] = [CapacityError("too long")]
+    sizes: list[int] = []
+    whole = decoder.generate
+
+    def failing(_: DSparkDecoder, prompts: list[list[int]], params: list[SamplingParams]) -> object:
+        sizes.append(len(prompts))
+        results = whole(prompts, params)
+        results[0] = dataclasses.replace(results[0], token_ids=(), text="", error=error[0])
+        return [dataclasses.replace(one, finish_reason="stop") for one in results]
+
+    monkeypatch.setattr(DSparkDecoder, "generate", failing)
+    left_out = LeftOut()
+    assert len(answer(decoder, asked, Sampling(max_tokens=4), 3, left_out)) == 1
+    assert sizes == [2, 1]
+    assert left_out.said() == "2 answers that had no room in the context window"
+    # Neither is a matter of the prompt's length, though a full queue is a CapacityError, too.
+    for kind in (NumericsError, QueueFullError):
+        error[0] = kind("no")
+        for work in (
+            lambda: answer(decoder, asked, Sampling(max_tokens=4), seed=3),
+            lambda: invent(decoder, range(2), [], Sampling(max_tokens=4), seed=3),
+        ):
+            with pytest.raises(kind, match="no"):
+                work()
+
+
+def test_an_engine_that_has_ended_is_no_prompt_without_room(tmp_path: Path) -> None:
+    with templated(tmp_path / "target", TEMPLATE) as closed:
+        pass
+    with pytest.raises(CapacityError, match="closed"):
+        answer(closed, [Asked(("def",), 0)], Sampling(max_tokens=4), seed=3)
+
+
+def test_made_up_prompts_start_with_their_openers(decoder: DSparkDecoder) -> None:
+    assert user_tags(decoder.models.require_tokenizer()) == ("[user] ", "<|endoftext|>\n[assistant] ")
+    long = Sampling(temperatures=(1.0, 1.0), max_tokens=400)
+    found = invent(decoder, range(6), ["import ", "def "], long, seed=1)
+    assert all(one.turns[0].startswith(("import", "def")) for one in found)
+    assert [one.turns for one in found] == [
+        one.turns for one in invent(decoder, range(6), ["import ", "def "], long, seed=1)
+    ]
+
+
+def test_a_template_that_rewrites_turns_cannot_make_prompts_up(
+    decoder: DSparkDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "chat_text", lambda *_: "something else")
+    with pytest.raises(ConfigError, match="rewrites"):
+        user_tags(decoder.models.require_tokenizer())
