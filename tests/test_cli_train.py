@@ -107,7 +107,7 @@ def test_one_process_generates_and_checks_and_prints(
     tmp_path: Path, chats: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    monkeypatch.setattr("dspark.train.gather.generate", lambda *_: made.append("generated") or [])
+    monkeypatch.setattr("dspark.train.prepare.generate_only", lambda *_: made.append("generated") or [])
     monkeypatch.setattr("dspark.train.check.check", lambda *_: made.append("checked") or {"passed": True})
     monkeypatch.setattr("dspark.train.run.train", lambda *_: {"steps": 2})
     for rank, expected, lines in (("1", [], 0), ("0", ["generated", "checked"], 3)):

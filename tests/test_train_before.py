@@ -16,6 +16,7 @@ import torch
 from dspark import DSparkDecoder
 from dspark.errors import CheckpointError, ConfigError, DSparkError
 from dspark.pretrained import resolve
+from dspark.text import Tokenizer
 from dspark.train import before, prepare
 from dspark.train.before import check_first
 from dspark.train.data.generate import Sampling
@@ -28,6 +29,7 @@ from training import small_run, write_chats
 
 ALONE = World(0, 1, torch.device("cpu"))
 TARGET = resolve("tiny", "target")
+TOKENIZER = Tokenizer.from_directory(TARGET)
 
 
 @pytest.fixture
@@ -119,7 +121,7 @@ def test_states_of_another_teacher_are_refused_before_generation(
     settings = asked(tmp_path, shape={"mask_token_id": 0}, data={"cache": tmp_path}, dtype="float32")
     ours = {"target": "tiny", "taps": list(settings.shape.taps or ()), "dtype": "torch.float32"}
     (tmp_path / "index.json").write_text(json.dumps(ours))
-    check_first(settings, TARGET, None, 1, None)
+    check_first(settings, TARGET, TOKENIZER, 1, None)
     (tmp_path / "index.json").write_text(json.dumps(ours | whose))
     with pytest.raises(CheckpointError, match="name another cache"):
         check_first(settings, TARGET, None, 1, None)

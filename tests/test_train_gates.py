@@ -15,6 +15,7 @@ from torch import Tensor
 from dspark import DSparkDecoder, SamplingParams
 from dspark.errors import ConfigError
 from dspark.pretrained import resolve
+from dspark.text.looping import FEWEST_DISTINCT, distinct_share
 from dspark.train import check
 from dspark.train.forward import BlockOutputs, TrainingPass
 from dspark.train.run import train
@@ -139,6 +140,20 @@ def test_what_is_learned_by_heart_is_drafted(
     monkeypatch.setattr(check, "OVERFIT_STEPS", 100)
     assert learned(tmp_path, decoders) >= check.OVERFIT
     assert not list(tmp_path.iterdir())
+
+
+def test_an_answer_to_learn_does_not_loop_and_is_drawn_again_with_a_draft(
+    decoders: Callable[..., DSparkDecoder],
+) -> None:
+    plain, drafting = (decoders(draft=d, acceptance="coupled") for d in (None, "tiny-draft"))
+    prompt = plain.models.require_tokenizer().encode("x = [" + "0, " * 12)
+    greedy = plain.generate(prompt, SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True))
+    assert distinct_share(greedy.token_ids) < FEWEST_DISTINCT
+    params, answer = check._to_learn(plain, prompt)
+    assert distinct_share(answer.token_ids) >= FEWEST_DISTINCT
+    again = drafting.generate(prompt, params)
+    assert again.token_ids == answer.token_ids
+    assert any(one.accepted for one in again.rounds)
 
 
 def test_labels_off_by_one_are_noticed(

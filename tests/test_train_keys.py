@@ -74,7 +74,7 @@ def test_a_key_is_of_tokens_and_answers(tmp_path: Path) -> None:
     assert whole.key() == talk(*range(10, 30), start=2).key()
     assert len({fingerprint([key]) for key in keys}) == 3
     teacher = Teacher(load_target(resolve("tiny", "target")), (0,))
-    cache = StateCache(tmp_path, {})
+    cache = StateCache(tmp_path, {}, print)
     cache.fill([others[0]], teacher, lambda done, total: None)
     assert cache.missing([whole, others[0]]) == [whole]
     cache.fill([whole], teacher, lambda done, total: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from dspark.errors import ConfigError
 from dspark.pretrained import resolve
 from dspark.target import load_target
 from dspark.target.config import TargetConfig
+from dspark.train import acceptance
+from dspark.train.acceptance import HeldOut
 from dspark.train.attention import block_attention
 from dspark.train.batch import Anchors, Batch, choose_anchors, label_blocks, sample_anchors
 from dspark.train.data.conversations import Conversation
@@ -259,3 +262,28 @@ def test_a_pass_gives_hidden_states_in_place_of_logits(name: str) -> None:
         assert taps is not None
         assert again is not None
         assert torch.equal(taps, again)
+
+
+def test_held_out_logits_are_in_memory_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = resolve("tiny", "target")
+    teacher, made = Teacher(load_target(path), (0,)), []
+    logits = Teacher.logits
+
+    def counted(self: Teacher, hidden: Tensor) -> Tensor:
+        assert not [one for one in made if one() is not None]
+        found = logits(self, hidden)
+        made.append(weakref.ref(found))
+        return found
+
+    some = [Conversation(np.arange(20, 60), ((5, 40),))]
+    head = embeddings_and_head(path, (512, 96), None)[1]
+    whole = HeldOut(some, teacher, head, anchors=4, temperatures=(1.0,), seed=0)
+    monkeypatch.setattr(acceptance, "ROWS_AT_ONCE", 8)
+    states = teacher.states(some)
+    monkeypatch.setattr(teacher, "states", lambda _: states)
+    monkeypatch.setattr(Teacher, "logits", counted)
+    pieces = HeldOut(some, teacher, head, anchors=4, temperatures=(1.0,), seed=0)
+    assert len(made) == 5
+    for one, other in zip(whole._held, pieces._held, strict=True):
+        assert torch.allclose(one.normalisers[1.0], other.normalisers[1.0], atol=1e-5)
+        assert torch.equal(one.argmax, other.argmax)

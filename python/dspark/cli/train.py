@@ -45,11 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `dspark train`."""
     parser.add_argument("--target", required=True, metavar="DIR", help="a directory or a known name")
     parser.add_argument("--output", required=True, metavar="DIR", help="the run's directory")
-    parser.add_argument("--start", metavar="DIR", help="go on from this draft's weights")
+    parser.add_argument(
+        "--start", metavar="DIR", help="go on from this draft's weights (made for the same target)"
+    )
     parser.add_argument(
         "--check", action="store_true", help="run the gates on OUTPUT/draft (or --start) and train nothing"
     )
-    parser.add_argument("--generate-only", action="store_true", help="make conversations and train nothing")
+    parser.add_argument(
+        "--generate-only", action="store_true", help="check all settings, make conversations, train nothing"
+    )
     _data(parser)
     _shape(parser)
     _objective(parser)
@@ -61,7 +65,11 @@ def _data(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data", "Conversations to train on; several sources add up.")
     add = group.add_argument
     add("--data", nargs="+", default=[], metavar="FILE", help="conversations: .jsonl, .safetensors, folders")
-    add("--prompts", metavar="FILE", help="JSON lines with a prompt or turns: the target answers them")
+    add(
+        "--prompts",
+        metavar="FILE",
+        help="JSON lines with a prompt or turns (these need a chat template) to answer",
+    )
     add("--samples", type=int, default=1, metavar="N", help="answers to each prompt")
     add("--self-prompts", type=int, default=0, metavar="N", help="prompts that the target makes up")
     add("--openers", metavar="FILE", help="lines with which made-up prompts start")
@@ -78,7 +86,13 @@ def _data(parser: argparse.ArgumentParser) -> None:
     add("--top-k", type=int, metavar="K", help="of answers")
     add("--max-tokens", type=int, default=256, metavar="N", help="of an answer")
     add("--batch-size", type=int, default=32, metavar="N", help="answers generated at once")
-    add("--max-length", type=int, default=1024, metavar="N", help="tokens of a conversation")
+    add(
+        "--max-length",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="tokens of a conversation, at most the target's window",
+    )
     add(
         "--held-out",
         type=float,
@@ -181,8 +195,8 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigError(f"--threads is {options.threads}; expected at least 1")
         torch.set_num_threads(options.threads)
     from dspark.train.check import check
-    from dspark.train.gather import generate
     from dspark.train.lock import held
+    from dspark.train.prepare import generate_only
     from dspark.train.run import train
     from dspark.train.world import is_main_process
 
@@ -193,7 +207,7 @@ def run(options: argparse.Namespace) -> int:
         found = check(settings, say)
     elif options.generate_only:
         with held(settings.output, say):
-            found = {"generated": [str(path) for path in generate(settings, say)]}
+            found = {"generated": [str(path) for path in generate_only(settings, say)]}
     else:
         found = train(settings, say)
     if is_main_process():

@@ -96,11 +96,12 @@ def _held(batch: Batch, anchors: Anchors, teacher: Teacher, temperatures: Sequen
     normalisers = {t: hidden.new_zeros(len(hidden), dtype=torch.float32) for t in temperatures}
     argmax = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
     with torch.inference_mode():
-        pieces = [(some, teacher.logits(hidden[some])) for some in torch.split(rows, ROWS_AT_ONCE)]
-    for some, logits in pieces:
-        argmax[some] = logits.argmax(-1)
-        for t in temperatures:
-            normalisers[t][some] = (logits / t).logsumexp(-1)
+        for some in torch.split(rows, ROWS_AT_ONCE):
+            logits = teacher.logits(hidden[some])
+            argmax[some] = logits.argmax(-1)
+            for t in temperatures:
+                normalisers[t][some] = (logits / t).logsumexp(-1)
+            del logits  # before the next ones are made
     return _Held(batch, anchors, normalisers, argmax)
 
 

@@ -16,7 +16,11 @@ from dspark.target.load import read_target_config
 from dspark.target.protocol import TargetSizes
 from dspark.text import Tokenizer
 from dspark.train.cache import check_owner
-from dspark.train.create import check_start_layers, trainable
+from dspark.train.create import check_start, check_start_layers, trainable
+from dspark.train.data.generate import read_prompts, user_tags
+from dspark.train.data.read import read_conversations
+from dspark.train.gather import directories, marks_of, read_openers
+from dspark.train.identity import difference, identity, named
 from dspark.train.optimiser import check_muon
 from dspark.train.save import check_packaging, packaging_of
 from dspark.train.settings import Settings
@@ -30,14 +34,16 @@ def check_first(
     processes: int,
     state: dict[str, Any] | None,
 ) -> TargetSizes:
-    """Everything that needs neither data nor weights; returns the target's configuration.
+    """Everything that needs no model; returns the target's configuration.
 
     Raises:
         ConfigError: names the setting, what was expected and what was found.
         CheckpointError: the target or the draft to start from cannot be read, or the cache of hidden states
             is another teacher's.
+        RequestError: the prompts cannot be read.
     """
-    check_curve(settings, state)
+    content = identity(target)
+    check_curve(settings, state, content)
     if settings.pace.sequences % processes:
         raise ConfigError(
             f"{settings.pace.sequences} sequences a step cannot be shared by {processes} processes"
@@ -50,9 +56,9 @@ def check_first(
     if settings.start is None and settings.shape.mask_token_id is None and state is None:
         mask_token(tokenizer, ())
     borrowed_tensors(target, (sizes.vocab_size, sizes.hidden_size))
-    config = _planned(settings, sizes)
+    config = _planned(settings, target, sizes)
     if settings.data.cache is not None:
-        whose: dict[str, Any] = {"target": settings.target, "taps": list(config.target_layer_ids)}
+        whose: dict[str, Any] = {**named(settings.target, content), "taps": list(config.target_layer_ids)}
         if settings.dtype != "auto":
             whose["dtype"] = str(parse_dtype(settings.dtype))
         check_owner(settings.data.cache, whose)
@@ -62,10 +68,38 @@ def check_first(
             f"failed_anchors is {settings.failed_anchors}, and answers that are generated without a draft do "
             "not say where one failed"
         )
+    if directories(settings):
+        check_generation(settings, tokenizer)
+        for _ in read_conversations(settings.data.files, marks_of(tokenizer), sizes.vocab_size):
+            pass  # bad ones are named now, not after hours
     return sizes
 
 
-def _planned(settings: Settings, sizes: TargetSizes) -> DraftConfig:
+def check_generation(settings: Settings, tokenizer: Tokenizer | None) -> None:
+    """
+    Raises:
+        ConfigError: the target has no tokenizer, or no chat template that can say what is asked.
+        RequestError: the prompts cannot be read.
+    """
+    data = settings.data
+    asked = [] if data.prompts is None else read_prompts(data.prompts, 1)
+    read_openers(data.openers)
+    if tokenizer is None:
+        raise ConfigError(f"{settings.target}: a target without a tokenizer answers no prompts")
+    if tokenizer.has_chat_template:
+        if data.self_prompts:
+            user_tags(tokenizer)
+        return
+    if data.self_prompts:
+        raise ConfigError(f"{settings.target}: a target without a chat template makes up no prompts")
+    if any(len(one.turns) > 1 for one in asked):
+        raise ConfigError(
+            f"{data.prompts}: has prompts of several turns, and {settings.target} no chat template to put "
+            "them together"
+        )
+
+
+def _planned(settings: Settings, target: Path, sizes: TargetSizes) -> DraftConfig:
     """The draft's configuration; of a mask that is yet to be found in the data, any token."""
     if settings.start is not None:
         start = resolve(settings.start, "draft")
@@ -81,6 +115,7 @@ def _planned(settings: Settings, sizes: TargetSizes) -> DraftConfig:
                 f"{start}: reads layer {max(config.target_layer_ids)}, and the target has "
                 f"{sizes.num_hidden_layers}"
             )
+        check_start(start, target)
         return config
     shape = settings.shape
     mask = shape.mask_token_id
@@ -90,17 +125,14 @@ def _planned(settings: Settings, sizes: TargetSizes) -> DraftConfig:
     return config
 
 
-def check_curve(settings: Settings, state: dict[str, Any] | None) -> None:
+def check_curve(settings: Settings, state: dict[str, Any] | None, target_content: str) -> None:
     """
     Raises:
         ConfigError: the run that is there has other settings, and changes are not accepted.
     """
     if state is None or settings.accept_changes:
         return
-    old, new = state["run"]["curve"], settings.curve()
-    odd = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    if odd:
+    if odd := difference(state["run"]["curve"], settings.curve(target_content)):
         raise ConfigError(
-            f"{settings.output}: the run there has {odd[0]} {old.get(odd[0])!r}, and {new.get(odd[0])!r} is "
-            "asked for: accept changes, or name another directory"
+            f"{settings.output}: the run there has {odd}: accept changes, or name another directory"
         )

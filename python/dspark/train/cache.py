@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dspark.errors import CapacityError, CheckpointError
 from dspark.files import write_whole
 from dspark.train.data.conversations import Conversation, fingerprint
+from dspark.train.identity import differing
+from dspark.train.report import Say
 from dspark.train.teacher import States, Teacher
 
 INDEX = "index.json"
@@ -62,7 +64,7 @@ def check_owner(directory: Path, whose: dict[str, Any]) -> None:
     if not said.exists():
         return
     found = json.loads(said.read_text(encoding="utf-8"))
-    if any(found.get(key) != value for key, value in whose.items()):
+    if differing({key: found[key] for key in found if key in whose}, whose):
         raise CheckpointError(
             f"{said}: the hidden states there are of {found}, and {whose} is wanted: name another cache "
             "directory"
@@ -74,8 +76,9 @@ class StateCache:
     interrupted run goes on where it was; what is there is never computed again. Shards are named by what they
     hold: many processes may fill one directory, each its own share."""
 
-    def __init__(self, directory: Path, whose: dict[str, Any]) -> None:
-        """`whose` says whose states these are (target, taps, precision).
+    def __init__(self, directory: Path, whose: dict[str, Any], say: Say) -> None:
+        """`whose` says whose states these are (target, taps, precision). Shards that cannot be read, as a
+        loss of power leaves them, are removed, which is said: their conversations are missing again.
 
         Raises:
             CheckpointError: the directory holds another teacher's.
@@ -88,7 +91,11 @@ class StateCache:
         self._places: dict[str, tuple[Path, int, int]] = {}
         self._open: dict[Path, Any] = {}
         for file in sorted(directory.glob("states-*.safetensors")):
-            self._take(file)
+            try:
+                self._take(file)
+            except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
+                say(f"{file}: cannot be read ({error}), and is computed again")
+                file.unlink(missing_ok=True)
 
     def _take(self, file: Path) -> None:
         with safe_open(file, "pt") as stored:

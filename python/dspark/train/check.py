@@ -30,6 +30,7 @@ from dspark.serve.models import parse_device, parse_dtype
 from dspark.target import load_target
 from dspark.target.load import read_target_config
 from dspark.text import Tokenizer
+from dspark.text.looping import FEWEST_DISTINCT, distinct_share
 from dspark.train.batch import Anchors, Batch
 from dspark.train.create import draft_from
 from dspark.train.data.conversations import Conversation
@@ -42,7 +43,7 @@ from dspark.train.settings import DataSettings, Settings
 from dspark.train.teacher import Teacher
 from dspark.train.world import World
 
-PROMPTS, TOKENS = 4, 64
+PROMPTS, TOKENS, SEEDS = 4, 64, 8
 NEAR = 1e-2
 """Two candidates of the target whose logits are closer than this may swap between passes of other shapes, as
 may two of the draft's in bfloat16; a difference beyond it fails."""
@@ -76,7 +77,7 @@ def check(settings: Settings, say: Say) -> dict[str, Any]:
     path = resolve(settings.target, "target")
     tokenizer = Tokenizer.from_directory(path) if (path / "tokenizer.json").exists() else None
     generated = [place for place in directories(settings).values() if place.is_dir()]
-    trained, _ = gather(settings, generated, tokenizer, read_target_config(path).vocab_size, say)
+    trained, _ = gather(settings, generated, tokenizer, read_target_config(path), say)
     prompts = [one.tokens[: one.answers[0][0]].tolist() for one in trained[:PROMPTS]]
     found = gates(settings, path, draft, prompts)
     found |= overfit(settings, path, draft, prompts[0], say)
@@ -90,14 +91,14 @@ def overfit(
 ) -> dict[str, float]:
     """`overfit`: after training on one answer of the target alone, the share of that answer's draftable
     tokens that rounds of real decoding accept (those outside of a reduced vocabulary can never be)."""
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS)
     options: dict[str, Any] = {"device": settings.device, "dtype": "float32", "policy": "fixed"}
+    options |= {"acceptance": "coupled"}  # the same seed draws the same text with every draft, and without
     settings.output.mkdir(parents=True, exist_ok=True)  # the disk that a run would fill
     with (
         tempfile.TemporaryDirectory(dir=settings.output, prefix="check-") as place,
         DSparkDecoder.from_pretrained(target, **options) as plain,
     ):
-        answer = plain.generate(prompt, params)
+        params, answer = _to_learn(plain, prompt)
         one = Path(place) / "one.jsonl"
         ids = [*answer.prompt_token_ids, *answer.token_ids]
         one.write_text(json.dumps({"token_ids": ids, "answer_start": len(answer.prompt_token_ids)}))
@@ -127,6 +128,21 @@ def overfit(
     drafted = draft_from(draft, target).target_ids
     known = set(again.token_ids) if drafted is None else set(drafted.tolist())
     return {"overfit": _learned(again, known)}
+
+
+def _to_learn(plain: DSparkDecoder, prompt: Sequence[int]) -> tuple[SamplingParams, GenerationResult]:
+    """An answer, and how it was drawn. At temperature 0 small models loop, which every draft can draft, and
+    which is no text to train on."""
+    for seed in range(SEEDS):
+        params = SamplingParams(
+            temperature=1.0, top_k=0, top_p=1.0, seed=seed, max_tokens=TOKENS, ignore_eos=True
+        )
+        answer = plain.generate(prompt, params)
+        if len(answer.token_ids) > 1 and distinct_share(answer.token_ids) >= FEWEST_DISTINCT:
+            return params, answer
+    raise ConfigError(
+        f"{SEEDS} answers of the target to the first prompt loop or end at once: nothing to learn"
+    )
 
 
 def _learned(result: GenerationResult, known: set[int]) -> float:

@@ -24,6 +24,9 @@ from dspark.train.head import embeddings_and_head
 FROZEN = ("embed_tokens.", "lm_head.")
 """Starts of the names of parameters that stay the target's (paper, section 3.3)."""
 
+COMPARED_ROWS = 4096
+"""At a time, of stored embeddings."""
+
 SPREAD = 0.02
 """Standard deviation of new matrices, the `initializer_range` of the published configurations."""
 
@@ -119,12 +122,7 @@ def trainable(path: Path, training_block_size: int | None = None) -> tuple[Draft
 def draft_from(path: Path, target: Path, training_block_size: int | None = None) -> DSparkDraftModel:
     """The draft of a checkpoint, to go on training it; arguments and errors as of `trainable`."""
     config, weights = trainable(path, training_block_size)
-    target_ids = None
-    if config.reduced:
-        tokens = read_target_ids(weights.tensors[OFFSETS], config.vocab_size)
-        target_ids = torch.from_numpy(tokens)
-        if not bool((target_ids.diff() > 0).all()):
-            raise ConfigError(f"{path}: its vocabulary does not ascend; `dspark export` it first")
+    target_ids = check_start(path, target)
     with on_meta():
         draft = DSparkDraftModel(dataclasses.replace(config, own_embeddings=True, own_head=True))
     stored = stored_parameters(config, weights)
@@ -133,6 +131,45 @@ def draft_from(path: Path, target: Path, training_block_size: int | None = None)
         if name not in own and not name.startswith(FROZEN):
             own[name] = torch.zeros(parameter.shape)  # an absent bias of the confidence head means zero
     return _filled(draft, own, target, target_ids)
+
+
+def check_start(path: Path, target: Path) -> Tensor | None:
+    """The target's tokens of a draft with a reduced vocabulary, None without one. What the draft stores of
+    the target is compared with the target's own, up to rounding.
+
+    Raises:
+        CheckpointError: it cannot be read.
+        ConfigError: an order of its own, or embeddings or a head that training would replace by others.
+    """
+    config, weights = trainable(path)
+    ids = None
+    if OFFSETS in weights:
+        ids = torch.from_numpy(read_target_ids(weights.tensors[OFFSETS], config.vocab_size))
+        if not bool((ids.diff() > 0).all()):
+            instead = "`dspark export` it first" if config.reduced else "such a draft cannot be trained"
+            raise ConfigError(f"{path}: its vocabulary does not ascend; {instead}")
+    ids = ids if config.reduced else None
+    own = {name: one for name, one in stored_parameters(config, weights).items() if name.startswith(FROZEN)}
+    if own:
+        theirs = embeddings_and_head(target, (config.vocab_size, config.hidden_size), ids)
+        for name, wanted in zip(FROZEN, theirs, strict=True):
+            stored = own.get(name + "weight")
+            if stored is not None and not _equal(read_tensor(stored), wanted):
+                raise ConfigError(
+                    f"{path}: its {name}weight is not the target's, with which a draft is trained: name the "
+                    "target that it was made for"
+                )
+    return ids
+
+
+def _equal(stored: Tensor, wanted: Tensor) -> bool:
+    """Up to rounding of each to 16 bits."""
+    return all(
+        torch.allclose(one.float(), other, rtol=2**-7, atol=1e-6)
+        for one, other in zip(
+            torch.split(stored, COMPARED_ROWS), torch.split(wanted, COMPARED_ROWS), strict=True
+        )
+    )
 
 
 def _filled(

@@ -9,11 +9,14 @@ from typing import Any
 
 from dspark.decoder import DSparkDecoder
 from dspark.errors import ConfigError
+from dspark.pretrained import resolve
+from dspark.target.protocol import TargetSizes
 from dspark.text import Tokenizer
 from dspark.train.data.conversations import Conversation, Sieve, split
-from dspark.train.data.generate import Asked, answer, invent, read_prompts, settings_of
+from dspark.train.data.generate import Asked, LeftOut, answer, invent, read_prompts, settings_of
 from dspark.train.data.read import ChatMarks, read_conversations
-from dspark.train.data.shards import PER_SHARD, Shards
+from dspark.train.data.shards import PER_SHARD, Shards, shards_at_once
+from dspark.train.identity import identity, named
 from dspark.train.report import Say
 from dspark.train.settings import Settings
 
@@ -34,7 +37,7 @@ def generate(settings: Settings, say: Say) -> list[Path]:
         return []
     # What is wrong with the files is said before a model is loaded.
     asked = [] if data.prompts is None else read_prompts(data.prompts, data.samples)
-    openers = read_openers(data.openers)
+    openers, left_out = read_openers(data.openers), LeftOut()
     with DSparkDecoder.from_pretrained(
         settings.target,
         data.draft,
@@ -42,25 +45,30 @@ def generate(settings: Settings, say: Say) -> list[Path]:
         dtype=settings.dtype,
         policy="fixed",
         max_batch_size=data.batch_size,
+        # What all shards under way may submit: none of them has to wait for another's answers.
+        max_queue_size=shards_at_once(data.batch_size) * PER_SHARD,
     ) as decoder:
         if data.prompts is not None:
             content = _digest(data.prompts.read_bytes())
             said = _said(settings, "prompts", prompts=content, samples=data.samples)
             Shards(places["prompts"], said).fill(
                 asked,
-                lambda some: answer(decoder, some, data.sampling, settings.seed),
+                lambda some: answer(decoder, some, data.sampling, settings.seed, left_out),
                 say,
                 data.batch_size,
             )
         if data.self_prompts:
             said = _said(settings, "self", openers=_digest("\n".join(openers).encode()))
-            _self_made(settings, decoder, openers, Shards(places["self"], said), say)
+            _self_made(settings, decoder, openers, Shards(places["self"], said), left_out, say)
+    if given_up := left_out.said():
+        say(f"generation gave up on {given_up}")
     return list(places.values())
 
 
 def _said(settings: Settings, kind: str, **more: Any) -> dict[str, Any]:
     data = settings.data
-    return settings_of(kind, settings.target, data.sampling, settings.seed, draft=data.draft, **more)
+    target = named(settings.target, identity(resolve(settings.target, "target")))
+    return settings_of(kind, target, data.sampling, settings.seed, draft=data.draft, **more)
 
 
 def _digest(content: bytes) -> str:
@@ -68,13 +76,18 @@ def _digest(content: bytes) -> str:
 
 
 def _self_made(
-    settings: Settings, decoder: DSparkDecoder, openers: Sequence[str], shards: Shards, say: Say
+    settings: Settings,
+    decoder: DSparkDecoder,
+    openers: Sequence[str],
+    shards: Shards,
+    left_out: LeftOut,
+    say: Say,
 ) -> None:
     data, seed = settings.data, settings.seed
 
     def make(numbers: Sequence[int]) -> list[Conversation]:
-        asked: list[Asked] = invent(decoder, numbers, openers, data.user_sampling, seed)
-        return answer(decoder, asked, data.sampling, seed)
+        asked: list[Asked] = invent(decoder, numbers, openers, data.user_sampling, seed, left_out)
+        return answer(decoder, asked, data.sampling, seed, left_out)
 
     # Whole shards only: then more prompts can be asked for later, and nothing is made twice.
     count = -(-data.self_prompts // PER_SHARD) * PER_SHARD
@@ -88,18 +101,27 @@ def read_openers(file: Path | None) -> list[str]:
     return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
+def marks_of(tokenizer: Tokenizer | None) -> ChatMarks | None:
+    """How chats are read; None where the target has no chat template."""
+    return ChatMarks(tokenizer) if tokenizer is not None and tokenizer.has_chat_template else None
+
+
 def gather(
-    settings: Settings, generated: Sequence[Path], tokenizer: Tokenizer | None, vocab_size: int, say: Say
+    settings: Settings, generated: Sequence[Path], tokenizer: Tokenizer | None, sizes: TargetSizes, say: Say
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """(to train on, held out); the latter may be empty, which is said. `vocab_size` is the target's.
+    """(to train on, held out); the latter may be empty, which is said. `sizes` are the target's: what is
+    longer than its window is cut there, whatever `max_length` allows.
 
     Raises:
         ConfigError: nothing is left to train on, or nothing has the failures that anchors shall be at.
         CheckpointError: a file cannot be read, or holds tokens that the target does not have.
     """
-    marks = ChatMarks(tokenizer) if tokenizer is not None and tokenizer.has_chat_template else None
-    sieve = Sieve(settings.data.max_length)
-    found = sieve(read_conversations([*settings.data.files, *generated], marks, vocab_size))
+    longest, window = settings.data.max_length, sizes.max_position_embeddings
+    if longest > window:
+        say(f"conversations are cut to the target's window of {window:,} tokens: max_length is {longest:,}")
+    sieve = Sieve(min(longest, window))
+    files = [*settings.data.files, *generated]
+    found = sieve(read_conversations(files, marks_of(tokenizer), sizes.vocab_size))
     trained, held_out = split(found, settings.data.held_out)
     tokens = sum(len(one.tokens) for one in trained)
     answers = sum(one.answer_tokens for one in trained)

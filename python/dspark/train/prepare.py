@@ -17,9 +17,9 @@ from dspark.draft import DSparkDraftModel
 from dspark.durations import duration
 from dspark.errors import ConfigError
 from dspark.pretrained import resolve
-from dspark.serve.models import parse_dtype
+from dspark.serve.models import parse_device, parse_dtype
 from dspark.target import load_target
-from dspark.target.protocol import Target
+from dspark.target.protocol import Target, TargetSizes
 from dspark.text import Tokenizer
 from dspark.train.before import check_first
 from dspark.train.cache import StateCache, cache_bytes, check_size
@@ -29,6 +29,7 @@ from dspark.train.data.conversations import Conversation, fingerprint, frequent_
 from dspark.train.examples import StateSource
 from dspark.train.gather import directories, gather, generate
 from dspark.train.head import check_head, embeddings_and_head
+from dspark.train.identity import identity, named
 from dspark.train.report import Say
 from dspark.train.settings import Settings
 from dspark.train.shape import draft_config, mask_token
@@ -36,12 +37,52 @@ from dspark.train.teacher import Teacher
 from dspark.train.world import World
 
 
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What is known before anything is generated, and found to be right."""
+
+    path: Path
+    tokenizer: Tokenizer | None
+    sizes: TargetSizes
+    target_content: str
+    state: dict[str, Any] | None
+
+
+def look(settings: Settings, world: World) -> Looked:
+    """All that can be refused without a model.
+
+    Raises:
+        DSparkError: settings, data or a checkpoint are not usable, in one sentence.
+    """
+    state = read_state(settings.output)
+    path = resolve(settings.target, "target")
+    has_tokenizer = (path / "tokenizer.json").exists()
+    tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
+    sizes = check_first(settings, path, tokenizer, world.size, state)
+    return Looked(path, tokenizer, sizes, identity(path), state)
+
+
+def generate_checked(settings: Settings, looked: Looked, world: World, say: Say) -> list[Path]:
+    """Generates what is missing, for a target that a draft can be trained for; see `generate`."""
+    if not directories(settings):
+        return []
+    # Not kept: the engine loads a copy of its own.
+    check_head(load_target(looked.path, device=world.device, dtype=parse_dtype(settings.dtype)), looked.path)
+    return generate(settings, say)
+
+
+def generate_only(settings: Settings, say: Say) -> list[Path]:
+    """Generates what is missing, and refuses before that what training would; see `generate`."""
+    world = World(0, 1, parse_device(settings.device))
+    return generate_checked(settings, look(settings, world), world, say)
+
+
 @dataclass(slots=True)
 class Prepared:
     """Everything before the first step."""
 
     world: World
-    target_path: Path
+    looked: Looked
     target: Target
     draft: DSparkDraftModel
     trained: list[Conversation]
@@ -56,21 +97,19 @@ def prepare(settings: Settings, world: World, say: Say) -> Prepared:
     Raises:
         DSparkError: settings, data or a checkpoint are not usable, in one sentence.
     """
-    state = read_state(settings.output)
-    path = resolve(settings.target, "target")
-    has_tokenizer = (path / "tokenizer.json").exists()
-    tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
-    sizes = check_first(settings, path, tokenizer, world.size, state)
+    looked = look(settings, world)
+    state, path, tokenizer = looked.state, looked.path, looked.tokenizer
+    generated = list(directories(settings).values())
     # Generation is one process's work, the others read what it wrote.
     if world.is_main:
-        generate(settings, say)
+        generate_checked(settings, looked, world, say)
     world.wait()
-    generated = list(directories(settings).values())
-    trained, held_out = gather(settings, generated, tokenizer, sizes.vocab_size, say)
+    trained, held_out = gather(settings, generated, tokenizer, looked.sizes, say)
     target = load_target(path, device=world.device, dtype=parse_dtype(settings.dtype))
+    check_head(target, path)
     draft = _draft(settings, path, target, tokenizer, trained, state).to(world.device)
     run = {
-        "curve": settings.curve(),
+        "curve": settings.curve(looked.target_content),
         "data": fingerprint([one.key() for one in trained]),
         "target_ids": None if draft.target_ids is None else draft.target_ids.tolist(),
         "mask_token_id": draft.config.mask_token_id,
@@ -82,8 +121,7 @@ def prepare(settings: Settings, world: World, say: Say) -> Prepared:
             f"{settings.output}: the processes found different settings, conversations or checkpoints: the "
             "run's directory and data must be on a disk that all machines share, and the commands the same"
         )
-    check_head(target, draft, trained[0])
-    return Prepared(world, path, target, draft, trained, held_out, state, run)
+    return Prepared(world, looked, target, draft, trained, held_out, state, run)
 
 
 def _draft(
@@ -125,7 +163,7 @@ def teacher_of(ready: Prepared) -> Teacher:
     config, target, head = ready.draft.config, ready.target, None
     if target.dtype.itemsize < 4:
         shape = (config.vocab_size, config.target_hidden_size)
-        head = embeddings_and_head(ready.target_path, shape, None)[1].to(ready.world.device)
+        head = embeddings_and_head(ready.looked.path, shape, None)[1].to(ready.world.device)
     return Teacher(target, config.target_layer_ids, head)
 
 
@@ -136,7 +174,7 @@ def states_of(settings: Settings, ready: Prepared, say: Say) -> StateSource:
     if directory is None:
         return teacher
     said = {
-        "target": settings.target,
+        **named(settings.target, ready.looked.target_content),
         "taps": list(config.target_layer_ids),
         "dtype": str(ready.target.dtype),
         "normalisers": "float32",
@@ -144,7 +182,7 @@ def states_of(settings: Settings, ready: Prepared, say: Say) -> StateSource:
     }
     world = ready.world
     taps, width = len(config.target_layer_ids), config.target_hidden_size
-    cache = StateCache(directory, said)
+    cache = StateCache(directory, said, say)
     missing = cache.missing(ready.trained)
     whole_size, need = cache_bytes(ready.trained, taps, width), cache_bytes(missing, taps, width)
     say(
@@ -155,7 +193,7 @@ def states_of(settings: Settings, ready: Prepared, say: Say) -> StateSource:
     world.wait()  # all have seen the same cache, and share what is missing
     cache.fill(missing[world.rank :: world.size], teacher, _progress(say))
     world.wait()
-    return StateCache(directory, said)
+    return StateCache(directory, said, say)
 
 
 def _progress(say: Say) -> Callable[[int, int], None]:

@@ -22,15 +22,9 @@ class Log:
     def __init__(self, directory: Path, step: int, tensorboard: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._file = directory / LOG
-        kept = [line for line in self._lines() if json.loads(line)["step"] <= step]
-        write_whole(self._file, "".join(line + "\n" for line in kept))
+        kept = [one for one in reports(directory) if one["step"] <= step]
+        write_whole(self._file, "".join(json.dumps(one) + "\n" for one in kept))
         self._board = _board(directory / "tensorboard", step) if tensorboard else None
-
-    def _lines(self) -> list[str]:
-        if not self._file.exists():
-            return []
-        lines = self._file.read_text(encoding="utf-8").splitlines()
-        return [line for line in lines if line.endswith("}")]  # a kill may have cut the last
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """One report, with null for what is not finite; nested mappings and lists become scalars named by
@@ -46,6 +40,20 @@ class Log:
         """Flushes TensorBoard's file."""
         if self._board is not None:
             self._board.close()
+
+
+def reports(directory: Path) -> list[dict[str, Any]]:
+    """What `log.jsonl` of a run's directory holds. Lines that a kill has cut are passed over."""
+    file, found = directory / LOG, []
+    if file.exists():
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                one = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(one, dict) and isinstance(one.get("step"), int):
+                found.append(one)
+    return found
 
 
 def _finite(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import time
@@ -22,8 +21,8 @@ from dspark.train.lock import held
 from dspark.train.loop import Loop, Progress
 from dspark.train.optimiser import Optimiser, Rate
 from dspark.train.prepare import Prepared, prepare, states_of, teacher_of
-from dspark.train.report import Log, Say
-from dspark.train.save import packaging_of, save_draft
+from dspark.train.report import Log, Say, reports
+from dspark.train.save import mend, packaging_of, save_draft
 from dspark.train.settings import SAVE_DTYPES, Settings
 from dspark.train.step import Blocks, Stepper, loss_pass_of
 from dspark.train.world import World, distribute, join, whole
@@ -43,6 +42,8 @@ def train(settings: Settings, say: Say, world: World | None = None) -> dict[str,
     talk = say if world.is_main else _silent
     try:
         with held(settings.output, talk) if world.is_main else nullcontext():
+            if world.is_main:
+                mend(settings.output / "draft")
             return _train(settings, prepare(settings, world, talk), started, talk)
     finally:
         world.close()
@@ -56,7 +57,7 @@ def _train(settings: Settings, ready: Prepared, started: float, say: Say) -> dic
     at = Progress() if ready.state is None else Progress(**ready.state["run"]["progress"])
     if ready.state is not None and at.step >= settings.pace.steps:
         # The draft may be missing, or older: a kill came between the last state and it, or another form is
-        # asked for.
+        # asked for. Where it is neither, nothing is written.
         load_weights(ready.state, ready.draft)
         _write_draft(settings, ready)
     else:
@@ -173,11 +174,7 @@ def _write_draft(settings: Settings, ready: Prepared) -> None:
 
 
 def _last_measured(output: Path) -> dict[str, Any] | None:
-    file = output / "log.jsonl"
-    if not file.exists():
-        return None
-    found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    measured = [one["held_out"] for one in found if "held_out" in one]
+    measured = [one["held_out"] for one in reports(output) if "held_out" in one]
     return measured[-1] if measured else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import shutil
@@ -14,11 +15,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dspark.checkpoint.calibration import FILE_NAME
+from dspark.checkpoint.load import read_tensor
 from dspark.draft.config import DraftConfig
 from dspark.draft.export import configs
 from dspark.draft.packaging import read_draft_directory
+from dspark.draft.parameters import stored_parameters
 from dspark.draft.vocabulary import MASK, OFFSETS
-from dspark.errors import ConfigError
+from dspark.errors import CheckpointError, ConfigError
 from dspark.train.create import FROZEN
 
 PACKAGINGS = ("flat", "nested", "speculators")
@@ -36,7 +40,8 @@ def save_draft(
     target_name: str | None = None,
 ) -> None:
     """Writes config.json and model.safetensors, both or none: an older checkpoint there stays whole until the
-    new one is.
+    new one is, and stays as it is where it is the same. Its calibration.json is kept where only the form of
+    the weights changes.
 
     Args:
         state: the draft's parameters by published names, embeddings and head included.
@@ -65,7 +70,7 @@ def save_draft(
         "speculators": lambda: configs.speculators(config, target_name),
     }[packaging]()
     values["dtype"] = str(dtype).removeprefix("torch.")
-    fresh = directory.with_name(directory.name + ".new")
+    fresh = _beside(directory, "new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
@@ -73,7 +78,32 @@ def save_draft(
     # The library makes its file private; a checkpoint is as readable as its configuration.
     (fresh / "model.safetensors").chmod((fresh / "config.json").stat().st_mode)
     read_draft_directory(fresh)  # what cannot be read back does not replace what can
+    if _same_files(fresh, directory):
+        shutil.rmtree(fresh)
+        return
+    fitted = directory / FILE_NAME
+    if fitted.exists() and _same_weights(directory, config, state):
+        shutil.copy2(fitted, fresh)
     _replace(fresh, directory)
+
+
+def _same_files(fresh: Path, directory: Path) -> bool:
+    names = [file.name for file in fresh.iterdir()]
+    return not any(filecmp.cmpfiles(fresh, directory, names, shallow=False)[1:])
+
+
+def _same_weights(directory: Path, config: DraftConfig, state: Mapping[str, Tensor]) -> bool:
+    """Whether a draft that is there has blocks as wide and stores `state`, in whatever form and precision."""
+    try:
+        old, weights = read_draft_directory(directory)
+        stored = stored_parameters(old, weights)
+        was = {name: read_tensor(one) for name, one in stored.items() if not name.startswith(FROZEN)}
+    except CheckpointError:
+        return False
+    return old.block_size == config.block_size and all(
+        name in state and torch.equal(value, state[name].detach().to("cpu", value.dtype))
+        for name, value in was.items()
+    )
 
 
 def packaging_of(asked: str | None, reduced: bool) -> str:
@@ -97,13 +127,25 @@ def check_packaging(packaging: str, reduced: bool, head: bool) -> None:
 
 
 def _replace(fresh: Path, directory: Path) -> None:
-    """Puts `fresh` in the place of `directory`; a crash between the two renames leaves the old one beside."""
+    """Puts `fresh` in the place of `directory`; after a crash between the two renames `mend` does."""
     for file in fresh.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
-    old = directory.with_name(directory.name + ".old")
+    old = _beside(directory, "old")
     shutil.rmtree(old, ignore_errors=True)
     if directory.exists():
         directory.rename(old)
     fresh.rename(directory)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def mend(directory: Path) -> None:
+    """Ends what a crash between the two renames of `_replace` left: the new draft was whole by then."""
+    fresh, old = _beside(directory, "new"), _beside(directory, "old")
+    if not directory.exists() and old.exists():
+        (fresh if fresh.exists() else old).rename(directory)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(directory: Path, kind: str) -> Path:
+    return directory.with_name(f"{directory.name}.{kind}")

@@ -165,13 +165,15 @@ class Settings:
         if not (self.data.files or self.data.prompts or self.data.self_prompts):
             raise ConfigError("there is nothing to train on: give data, prompts, or self_prompts")
 
-    def curve(self) -> dict[str, Any]:
+    def curve(self, target_content: str) -> dict[str, Any]:
         """What decides about the learning curve: a resumed run must have the same, or say that it accepts
-        changes. How often things are written, where, and on what, is not part of it."""
+        changes. How often things are written, where, and on what, is not part of it. `target_content`: the
+        target's `identity`."""
         free = ("output", "pace", "data", "device", "attention", "parallel", "micro_batch", "tensorboard",
                 "packaging", "save_dtype", "save_head", "held_out_sequences", "held_out_anchors",
                 "temperatures", "accept_changes")  # fmt: skip
         values = {k: v for k, v in dataclasses.asdict(self).items() if k not in free}
         values |= {"steps": self.pace.steps, "sequences": self.pace.sequences}
+        values["target_content"] = target_content
         plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
         return plain

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,10 @@ import numpy as np
 
 from dspark.audit.prompts import read_turns
 from dspark.decoder import DSparkDecoder
-from dspark.errors import CapacityError, ConfigError
+from dspark.errors import CapacityError, ConfigError, QueueFullError
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
+from dspark.text import Tokenizer
 from dspark.train.data.conversations import Conversation
 
 MARK = "\u2063user turn\u2063"
@@ -51,6 +54,28 @@ class Asked:
     number: int
 
 
+class LeftOut:
+    """Counts what generation gave up on, by reason; shards of several threads count together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+
+    def add(self, why: str, count: int = 1) -> None:
+        """`count` more for this reason."""
+        with self._lock:
+            self.counts[why] += count
+
+    def said(self) -> str:
+        """For people; empty where nothing was left out."""
+        return ", ".join(f"{count:,} {why}" for why, count in sorted(self.counts.items()) if count)
+
+
+NO_ROOM = "answers that had no room in the context window"
+CUT_TURNS = "dialogues ended by an answer that --max-tokens cut"
+ENDLESS = "made-up prompts without an end or a text"
+
+
 def read_prompts(file: Path, samples: int) -> list[Asked]:
     """The different prompts of a JSON lines file, `samples` conversations of each; errors as in
     `read_turns`."""
@@ -59,12 +84,19 @@ def read_prompts(file: Path, samples: int) -> list[Asked]:
 
 
 def answer(
-    decoder: DSparkDecoder, asked: Sequence[Asked], sampling: Sampling, seed: int
+    decoder: DSparkDecoder,
+    asked: Sequence[Asked],
+    sampling: Sampling,
+    seed: int,
+    left_out: LeftOut | None = None,
 ) -> list[Conversation]:
     """The target's answers, turn by turn. Every answer is a conversation of its own, with what came before it
     as its prompt. Where the decoder has a draft, positions of failed verify passes are kept.
 
-    A conversation ends where it outgrows the context window; any other failure is raised."""
+    A conversation ends where it outgrows the context window, and behind an answer that `max_tokens` cut: in
+    use nobody replies to half an answer. Both are counted in `left_out`; any other failure is raised."""
+    left_out = left_out or LeftOut()
+    tokenizer = decoder.models.require_tokenizer()
     found: list[Conversation] = []
     messages: list[list[dict[str, str]]] = [[] for _ in asked]
     dialogues: dict[int, int] = {}
@@ -72,24 +104,40 @@ def answer(
     while going := [i for i in going if turn < len(asked[i].turns)]:
         for i in going:
             messages[i].append({"role": "user", "content": asked[i].turns[turn]})
-        prompts = [decoder.render_chat(messages[i]) for i in going]
+        prompts = [render(tokenizer, messages[i]) for i in going]
         params = [sampling.params(seed, asked[i].number, turn) for i in going]
-        results = _fitting(decoder.generate(prompts, params))
+        results = _fitting(decoder, decoder.generate(prompts, params), left_out)
         answered = {i: one for i, one in zip(going, results, strict=True) if one is not None}
         for i, result in answered.items():
             one = dataclasses.replace(conversation(result), dialogue=dialogues.get(i))
             dialogues[i] = one.prompt_number()
             found.append(one)
             messages[i].append({"role": "assistant", "content": result.text})
-        going, turn = list(answered), turn + 1
+        going, turn = [i for i, one in answered.items() if one.finish_reason != "length"], turn + 1
+        cut = [i for i in answered if i not in going and turn < len(asked[i].turns)]
+        left_out.add(CUT_TURNS, len(cut))
     return found
 
 
-def _fitting(results: Sequence[GenerationResult]) -> list[GenerationResult | None]:
+def render(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:
+    """The prompt of a chat: in the target's template, or, of a target without one, the only turn's text."""
+    if tokenizer.has_chat_template:
+        return tokenizer.render_chat(messages)
+    if len(messages) != 1:
+        raise ConfigError("a target without a chat template answers prompts of one turn only")
+    return tokenizer.encode(messages[0]["content"])
+
+
+def _fitting(
+    decoder: DSparkDecoder, results: Sequence[GenerationResult], left_out: LeftOut
+) -> list[GenerationResult | None]:
     """None for those that had no room in the context window or the cache; raises what else failed."""
     for one in results:
-        if one.error is not None and not isinstance(one.error, CapacityError):
+        # A full queue and an engine that has ended are no matter of the prompt's length.
+        of_length = isinstance(one.error, CapacityError) and not isinstance(one.error, QueueFullError)
+        if one.error is not None and not (of_length and decoder.state == "running"):
             raise one.error
+    left_out.add(NO_ROOM, sum(one.error is not None for one in results))
     return [one if one.error is None and one.token_ids else None for one in results]
 
 
@@ -107,12 +155,19 @@ def conversation(result: GenerationResult) -> Conversation:
 
 
 def invent(
-    decoder: DSparkDecoder, numbers: Sequence[int], openers: Sequence[str], sampling: Sampling, seed: int
+    decoder: DSparkDecoder,
+    numbers: Sequence[int],
+    openers: Sequence[str],
+    sampling: Sampling,
+    seed: int,
+    left_out: LeftOut | None = None,
 ) -> list[Asked]:
     """Users' turns that the target makes up after its own user tag, behind a written opener where there are
-    any. Free self-talk is narrow; openers are what widens it."""
-    opening, closing = user_tags(decoder)
+    any. Free self-talk is narrow; openers are what widens it. Those that do not end are counted in
+    `left_out`."""
+    left_out = left_out or LeftOut()
     tokenizer = decoder.models.require_tokenizer()
+    opening, closing = user_tags(tokenizer)
     starts = []
     for number in numbers:
         seeded = np.random.default_rng((seed, number))
@@ -120,25 +175,35 @@ def invent(
         starts.append(opener)
     prompts = [tokenizer.encode_chat(opening + opener) for opener in starts]
     params = [sampling.params(seed, number, 1 << 20) for number in numbers]
-    end = closing.strip().split("\n")[0]
+    end = closing.strip().split("\n")[0] or closing
+    ends = decoder.models.end_token_ids
+    if end and not set(tokenizer.encode_chat(end)[:1]) & set(ends):
+        # The target does not end users' turns itself ("[INST] ... [/INST]"): their closing tag has to, and
+        # may be a special token, which is text only where these are shown.
+        params = [dataclasses.replace(one, stop=end, skip_special_tokens=False) for one in params]
+    marks = [end] if end else []
+    marks += [tokenizer.decode([token], skip_special_tokens=False) for token in ends]
     asked = []
-    results = _fitting(decoder.generate(prompts, params))
+    results = _fitting(decoder, decoder.generate(prompts, params), left_out)
     for number, opener, result in zip(numbers, starts, results, strict=True):
-        if result is None or result.finish_reason != "stop":
+        if result is None:
             continue
-        text = (opener + result.text).split(end)[0].strip() if end else (opener + result.text).strip()
-        if text:
-            asked.append(Asked((text,), number))
+        text = opener + result.text
+        for mark in filter(None, marks):
+            text = text.split(mark)[0]
+        if result.finish_reason == "stop" and text.strip():
+            asked.append(Asked((text.strip(),), number))
+        else:
+            left_out.add(ENDLESS)
     return asked
 
 
-def user_tags(decoder: DSparkDecoder) -> tuple[str, str]:
+def user_tags(tokenizer: Tokenizer) -> tuple[str, str]:
     """What the target's template writes before and after a user's turn.
 
     Raises:
         ConfigError: the template does not write the turn as it is.
     """
-    tokenizer = decoder.models.require_tokenizer()
     text = tokenizer.chat_text([{"role": "user", "content": MARK}])
     before, mark, after = text.partition(MARK)
     if not mark:
@@ -146,11 +211,13 @@ def user_tags(decoder: DSparkDecoder) -> tuple[str, str]:
     return before, after
 
 
-def settings_of(kind: str, target: str, sampling: Sampling, seed: int, **more: Any) -> dict[str, Any]:
-    """What decides about generated text, for `Shards`."""
+def settings_of(
+    kind: str, target: dict[str, str], sampling: Sampling, seed: int, **more: Any
+) -> dict[str, Any]:
+    """What decides about generated text, for `Shards`; `target` as `identity.named` records it."""
     return {
         "kind": kind,
-        "target": target,
+        **target,
         "temperatures": list(sampling.temperatures),
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,

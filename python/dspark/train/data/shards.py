@@ -17,12 +17,19 @@ from dspark.durations import duration
 from dspark.errors import CheckpointError
 from dspark.files import write_whole
 from dspark.train.data.conversations import Conversation
+from dspark.train.identity import difference
 from dspark.train.report import Say
 
 SETTINGS = "generation.json"
 PER_SHARD = 64
 
 Task = TypeVar("Task")
+
+
+def shards_at_once(batch_size: int) -> int:
+    """Shards under way that keep `batch_size` places busy: one more than fill them, since a shard ends with
+    its longest answers."""
+    return 1 + -(-batch_size // PER_SHARD)
 
 
 class Shards:
@@ -40,11 +47,9 @@ class Shards:
         # Where nothing was generated yet, nothing is mixed.
         if said.exists() and any(directory.glob("answers-*.safetensors")):
             found = json.loads(said.read_text(encoding="utf-8"))
-            odd = sorted(k for k in found.keys() | settings.keys() if found.get(k) != settings.get(k))
-            if odd:
+            if odd := difference(found, settings):
                 raise CheckpointError(
-                    f"{said}: what is there was generated with {odd[0]} {found.get(odd[0])!r}, and "
-                    f"{settings.get(odd[0])!r} is wanted: name another directory"
+                    f"{said}: what is there was generated with {odd}: name another directory"
                 )
         else:
             write_whole(said, json.dumps(settings, indent=2))
@@ -64,13 +69,12 @@ class Shards:
 
         Args:
             generate: makes the conversations of one shard; called from several threads.
-            batch_size: tasks that it has to be given at once to be kept busy. One shard more is under way,
-                since a shard ends with its longest answers.
+            batch_size: tasks that it has to be given at once to be kept busy; see `shards_at_once`.
         """
         numbers = range((len(tasks) + PER_SHARD - 1) // PER_SHARD)
         left = [number for number in numbers if not self.file(number).exists()]
         started, tokens = time.monotonic(), 0
-        pool = ThreadPoolExecutor(1 + -(-batch_size // PER_SHARD), "shard")
+        pool = ThreadPoolExecutor(shards_at_once(batch_size), "shard")
         try:
             shards = {
                 pool.submit(generate, tasks[number * PER_SHARD : (number + 1) * PER_SHARD]): number

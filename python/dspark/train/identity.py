@@ -1,0 +1,61 @@
+"""Whose states, answers and curve these are: a target is told by its contents, not by its name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dspark.checkpoint.weights import WeightFiles
+from dspark.errors import CheckpointError
+
+SAMPLED, PLACES = 64, 4
+"""Bytes read at so many places of each tensor: training changes nearly all of a matrix, and 50 GB of weights
+are not read to find that out."""
+
+
+def identity(target: Path) -> str:
+    """Of a target's configuration, of its tensors' names, dtypes and shapes, and of a sample of each one's
+    bytes; the same wherever the directory is, and however the tensors are spread over files.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    found = hashlib.blake2b(digest_size=8)
+    try:
+        found.update((target / "config.json").read_bytes())
+        for name, stored in sorted(WeightFiles.open(target).tensors.items()):
+            found.update(repr((name, stored.dtype, stored.shape)).encode())
+            with stored.file.open("rb") as stream:
+                for place in range(PLACES):
+                    at = (stored.stop - stored.start - SAMPLED) * place // (PLACES - 1)
+                    stream.seek(stored.start + max(at, 0))
+                    found.update(stream.read(min(SAMPLED, stored.stop - stored.start)))
+    except OSError as error:
+        raise CheckpointError(f"{target}: cannot be read ({error})") from error
+    return found.hexdigest()
+
+
+def named(target: str, content: str) -> dict[str, str]:
+    """What records say of a target: its name for people, its `identity` for comparison."""
+    return {"target": target, "target_content": content}
+
+
+def differing(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The keys in which two records differ. Targets are compared by content, by name only where the record
+    that was found has no content: older ones have none."""
+    keys = found.keys() | wanted.keys()
+    keys -= {"target"} if "target_content" in found else {"target_content"}
+    return sorted(key for key in keys if found.get(key) != wanted.get(key))
+
+
+def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """The first of these in words, None where the records agree."""
+    if not (odd := differing(found, wanted)):
+        return None
+    if odd[0] == "target_content":
+        return (
+            f"the target {found['target']!r} when its contents were others than {wanted['target']!r} has now"
+        )
+    return f"{odd[0]} {found.get(odd[0])!r}, and {wanted.get(odd[0])!r} is asked for"
