@@ -141,10 +141,11 @@ MAX_BIAS = 1e6
 def _is_between(value: Any, low: float, high: float, kind: type) -> bool:
     if not isinstance(value, kind) or isinstance(value, bool):
         return False
+    number: Any = value
     if kind is Integral:
-        return bool(low <= value <= high)
+        return bool(low <= number <= high)
     try:  # the engine computes with floats: what is beyond them has no meaning there
-        return low <= float(value) <= high
+        return low <= float(number) <= high
     except (OverflowError, ValueError):
         return False
 
