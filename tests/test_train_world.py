@@ -110,13 +110,15 @@ def test_one_process_generates_and_the_others_wait_for_it(
     tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=16)
-    settings = small_run(tmp_path / "run", chats, data={"files": (), "self_prompts": 16})
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"prompt": "def "}\n')
+    settings = small_run(tmp_path / "run", chats, data={"files": (), "prompts": asked})
     made = []
 
     def generate(*_: object) -> None:
         made.append(1)
-        (tmp_path / "run" / "data" / "self-made").mkdir(parents=True)
-        shutil.copy(chats, tmp_path / "run" / "data" / "self-made")
+        (tmp_path / "run" / "data" / "asked").mkdir(parents=True)
+        shutil.copy(chats, tmp_path / "run" / "data" / "asked")
 
     monkeypatch.setattr(prepare, "generate", generate)
     main, other = (prepare.prepare(settings, World(rank, 1, torch.device("cpu")), print) for rank in (0, 1))
