@@ -114,7 +114,8 @@ def test_the_file_says_what_it_was_fitted_to(draft, few, prompts, models):
 
 def test_files_of_before_load(tmp_path):
     file = tmp_path / "calibration.json"
-    file.write_text(json.dumps(broken(fitted_prompts="gone", acceptance_by_position="gone")))
+    gone = dict.fromkeys(("fitted_prompts", "acceptance_by_position", "template_options"), "gone")
+    file.write_text(json.dumps(broken(**gone)))
     assert read_calibrations(file) == [entry()]
 
 
@@ -224,6 +225,7 @@ BROKEN = [
     (broken(acceptance_by_position=[0.5] * 8), "acceptance_by_position must be a list of at most 7 numbers"),
     (broken(acceptance_by_position=[1.5]), "acceptance_by_position must be a list of numbers from 0 to 1"),
     (broken(fitted_prompts=[7]), r"entries\[0\].fitted_prompts must be a list of texts, found \[7\]"),
+    (broken(template_options=[7]), r"entries\[0\].template_options must be an object, found"),
     (broken(temperatures=[1.0] * 6, block_size=6), r"block_size must be 7, .* found 6"),
     (broken(temperatures=[1.0] * 8, block_size=8), r"block_size must be 7, .* found 8"),
     ({"version": 1, "entries": [entry().to_json()] * 2}, r"entries\[0\] and entries\[1\] are both for"),

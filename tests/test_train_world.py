@@ -35,8 +35,8 @@ from training import small_run
 from dspark.train.run import train
 cache = {cache!r}
 data = {{}} if cache is None else {{"cache": Path(cache)}}
-pace = {{"steps": {steps}}}
-train(small_run(Path({output!r}), Path({chats!r}), parallel={how!r}, pace=pace, data=data), print)
+more = {{"pace": {{"steps": {steps}}}, "data": data, "micro_batch": {micro_batch}}}
+train(small_run(Path({output!r}), Path({chats!r}), parallel={how!r}, **more), print)
 """
 
 
@@ -46,7 +46,20 @@ def weights(output: Path) -> dict[str, Tensor]:
     return dict(state["draft"])
 
 
-def two_processes(output: Path, chats: Path, how: str, steps: int = 3, cache: Path | None = None) -> None:
+def gradient_norms(output: Path) -> list[float]:
+    """Of each step, before they are clipped."""
+    log = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+    return [one["gradient_norm"] for one in log if "gradient_norm" in one]
+
+
+def two_processes(
+    output: Path,
+    chats: Path,
+    how: str,
+    steps: int = 3,
+    cache: Path | None = None,
+    micro_batch: int = 4,
+) -> None:
     filled = SCRIPT.format(
         tests=str(ROOT / "tests"),
         output=str(output),
@@ -54,6 +67,7 @@ def two_processes(output: Path, chats: Path, how: str, steps: int = 3, cache: Pa
         how=how,
         steps=steps,
         cache=None if cache is None else str(cache),
+        micro_batch=micro_batch,
     )
     launch(output.with_suffix(".py"), filled)
 
@@ -68,13 +82,17 @@ def launch(script: Path, text: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_two_processes_give_the_weights_of_one(
-    tmp_path: Path, decoders: Callable[..., DSparkDecoder], how: str
+@pytest.mark.parametrize(("how", "micro_batch"), [("ddp", 4), ("ddp", 1), ("fsdp", 1)])
+def test_two_processes_give_the_gradients_and_weights_of_one(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], how: str, micro_batch: int
 ) -> None:
+    """Each takes two of four sequences, at once or one by one."""
     chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=16)
     train(small_run(tmp_path / "one", chats, pace={"steps": 3}), print)
-    two_processes(tmp_path / "two", chats, how)
+    two_processes(tmp_path / "two", chats, how, micro_batch=micro_batch)
+    # Clipping and Adam hide the scale of a gradient; its norm in the log is from before them.
+    norms = gradient_norms(tmp_path / "one")
+    assert len(norms) == 3 and gradient_norms(tmp_path / "two") == pytest.approx(norms, rel=1e-4)
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert one.keys() == two.keys()
     for name in one:

@@ -6,7 +6,7 @@ import hashlib
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dspark.audit.prompts import read_prompts
 from dspark.bench.prompt_sets import CODE_BEGINNINGS, GENERAL, built_in
@@ -74,21 +74,31 @@ def standard_library() -> list[str]:
     return prompts
 
 
-def render(models: Models, sets: Mapping[str, Sequence[str]], window: int) -> list[tuple[int, ...]]:
+def render(
+    models: Models,
+    sets: Mapping[str, Sequence[str]],
+    window: int,
+    template: Mapping[str, Any] | None = None,
+) -> list[tuple[int, ...]]:
     """The token ids of all prompts, set after set: a user's message where the target has a chat template,
-    else the text as it is.
+    which is given the keywords in `template`, else the text as it is.
 
     Raises, before anything is run, what is wrong with a prompt, naming its data set and its place there:
-    `RequestError`, or `CapacityError` where `window` positions leave no room for an answer.
+    `RequestError`, or `CapacityError` where `window` positions leave no room for an answer. `RequestError`
+    for keywords without a template, too.
     """
     tokenizer = models.require_tokenizer()
+    template = template or {}
+    if template and not tokenizer.has_chat_template:
+        raise RequestError(f"{models.paths[0]} has no chat template to give {', '.join(template)} to")
     rendered = []
     for name, texts in sets.items():
         for number, text in enumerate(texts, 1):
             where = f"data set {name}, prompt {number}"
             try:
                 chat = [{"role": "user", "content": text}]
-                tokens = models.tokens(tokenizer.render_chat(chat) if tokenizer.has_chat_template else text)
+                asked = tokenizer.render_chat(chat, **template) if tokenizer.has_chat_template else text
+                tokens = models.tokens(asked)
             except RequestError as error:
                 raise RequestError(f"{where}: {error}") from error
             if len(tokens) >= window:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ class Entry:
     """Rounds that the temperatures were fitted to."""
     fitted_prompts: tuple[str, ...] = ()
     """Digests of the prompts of these rounds (`dspark.calibrate.prompts.digest`); empty if not known."""
+    template_options: dict[str, Any] = field(default_factory=dict)
+    """Keywords that the target's chat template was given; none where a file does not say."""
     ece_before: float | None
     """Calibration error of the survivals on other rounds, all positions together."""
     ece_after: float | None
@@ -141,6 +143,7 @@ def _entry(file: ConfigFile) -> Entry:
         acceptance_by_position=_acceptance(file, block_size),
         rounds=_whole(file, "rounds"),
         fitted_prompts=_digests(file),
+        template_options=file.object("template_options") or {},
         ece_before=_optional_number(file, "ece_before"),
         ece_after=_optional_number(file, "ece_after"),
         target=file.text("target", ""),

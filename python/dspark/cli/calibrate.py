@@ -10,14 +10,14 @@ an entry for each, with digests of the prompts that it was fitted to, and what i
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dspark import __version__
 from dspark.checkpoint.calibration import FILE_NAME, Entry, write_calibrations
-from dspark.cli.options import add_model_options, load_models
+from dspark.cli.options import add_model_options, add_template_options, load_models, template_options
 from dspark.cli.show import Progress, print_json, print_text, table
 from dspark.errors import ConfigError
 from dspark.files import check_writable
@@ -54,6 +54,7 @@ def add_work_options(parser: argparse.ArgumentParser, *, tokens: int, samples: i
         help='lines with "prompt", or with "turns", of which only the first is asked; may be repeated '
         "(default: built in)",
     )
+    add_template_options(work)
     work.add_argument("--tokens", type=int, default=tokens, metavar="N", help="tokens per answer at most")
     work.add_argument(
         "--samples", type=int, default=samples, metavar="N", help="answers per prompt above temperature 0"
@@ -118,13 +119,14 @@ def run(options: argparse.Namespace) -> int:
     target = Path(options.target).expanduser().name
     fitted: list[Fitted] = []
     # Each once: else one could be fitted to and checked with.
-    prompts = list(dict.fromkeys(render(models, sets, how.window(models))))
+    template = template_options(options)
+    prompts = list(dict.fromkeys(render(models, sets, how.window(models), template)))
     digests = [digest(prompt) for prompt in prompts]
     # What is fitted is kept at once: a later regime may fail, or be cut short.
     for one in calibrate_pair(models, prompts, params, plan, options=how, progress=progress):
         progress.clear()
         fitted.append(one)
-        write_calibrations(output, [entry_of(one, target, digests)])
+        write_calibrations(output, [entry_of(one, target, digests, template)])
         if not options.json:
             print_text(f"{one.name}: fitted to {one.rounds} rounds\n{_scores_table(one)}\n{_left(one)}")
             print_text(f"written: {output}\n")
@@ -132,12 +134,21 @@ def run(options: argparse.Namespace) -> int:
             _plot(options.plot, fitted)
     progress.clear()
     if options.json:
-        print_json({"output": str(output), "regimes": [one.to_json() for one in fitted]})
+        print_json(
+            {
+                "output": str(output),
+                "template_options": template or None,
+                "regimes": [one.to_json() for one in fitted],
+            }
+        )
     return 0
 
 
-def entry_of(fitted: Fitted, target: str, digests: Sequence[str]) -> Entry:
-    """The entry of calibration.json; `digests` are those of all prompts."""
+def entry_of(
+    fitted: Fitted, target: str, digests: Sequence[str], template: Mapping[str, Any] | None = None
+) -> Entry:
+    """The entry of calibration.json; `digests` are those of all prompts, `template` the keywords that they
+    were rendered with."""
     before, after = fitted.before.overall.ece, fitted.after.overall.ece
     return Entry(
         regime=fitted.regime,
@@ -148,6 +159,7 @@ def entry_of(fitted: Fitted, target: str, digests: Sequence[str]) -> Entry:
         fitted_prompts=tuple(digests[p] for p in fitted.prompts),
         ece_before=None if before is None else round(before, 5),
         ece_after=None if after is None else round(after, 5),
+        template_options=dict(template or {}),
         target=target,
         date=date.today().isoformat(),
         dspark=__version__,

@@ -8,14 +8,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dspark.cli.options import (
     add_pair_options,
     add_sampling_options,
+    add_template_options,
     open_decoder,
     require_template,
     sampling_params,
+    template_options,
 )
 from dspark.cli.show import print_json, print_stream, say, summary
 from dspark.cli.streams import standard_input
@@ -31,6 +33,7 @@ HELP = "talk with a model"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `dspark chat`."""
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    add_template_options(parser)
     add_pair_options(parser)
     add_sampling_options(parser)
 
@@ -43,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     opening = [{"role": "system", "content": options.system}] if options.system else []
     with open_decoder(options) as decoder:
         require_template(decoder)
-        talk = _Conversation(decoder, params, opening, options.json)
+        talk = _Conversation(decoder, params, opening, template_options(options), options.json)
         for line in _typed_lines() if interactive else messages:
             message = line.rstrip("\n")
             if message == "/exit":
@@ -68,20 +71,25 @@ class _Conversation:
     """The messages so far; an exchange enters them once there is an answer, or the shown part of one."""
 
     def __init__(
-        self, decoder: DSparkDecoder, params: SamplingParams, opening: list[dict[str, str]], as_json: bool
+        self,
+        decoder: DSparkDecoder,
+        params: SamplingParams,
+        opening: list[dict[str, str]],
+        template: dict[str, Any],
+        as_json: bool,
     ) -> None:
-        self._decoder, self._params, self._as_json = decoder, params, as_json
+        self._decoder, self._params, self._as_json, self._template = decoder, params, as_json, template
         self._messages = opening
 
     def answer(self, message: str) -> None:
         """Answers one message of the user on standard output."""
         asked = [*self._messages, {"role": "user", "content": message}]
         if self._as_json:
-            result = self._decoder.chat(asked, self._params)
+            result = self._decoder.chat(asked, self._params, **self._template)
             print_json(result.to_json())
             self._messages = [*asked, {"role": "assistant", "content": result.text}]
             return
-        prompt = self._decoder.render_chat(asked)
+        prompt = self._decoder.render_chat(asked, **self._template)
         shown: list[str] = []
         try:
             result = print_stream(self._decoder.stream(prompt, self._params), shown)

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from dspark.cli.calibrate import add_regime_options, add_work_options, regimes
-from dspark.cli.options import add_model_options, draft_of, load_models
+from dspark.cli.options import add_model_options, draft_of, load_models, template_options
 from dspark.cli.show import Progress, print_json, print_text, table
 from dspark.errors import ConfigError
 from dspark.files import check_writable, write_whole
@@ -74,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
         max_batch_size=1,
     )
     progress = Progress(silent=options.json)
-    found = evaluate_pair(load_models(options, progress), sets, params, plan, how, progress)
+    models = load_models(options, progress)
+    found = evaluate_pair(models, sets, params, plan, how, progress, template_options(options))
     progress.clear()
     # Printed first: a page that cannot be drawn or written takes no number with it.
     if options.json:

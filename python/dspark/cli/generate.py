@@ -8,9 +8,11 @@ from typing import Any
 from dspark.cli.options import (
     add_pair_options,
     add_sampling_options,
+    add_template_options,
     open_decoder,
     require_template,
     sampling_params,
+    template_options,
     token_ids,
 )
 from dspark.cli.show import print_json, print_stream, say, summary, write_text
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="PROMPT is a user's message: apply the chat template"
     )
+    add_template_options(parser)
     parser.add_argument("--n", type=int, metavar="N", help="samples; with --json more than one makes a list")
     add_pair_options(parser)
     add_sampling_options(parser)
@@ -43,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     with open_decoder(options) as decoder:
         if options.chat:
             require_template(decoder)
-            prompt = decoder.render_chat([{"role": "user", "content": prompt}])
+            prompt = decoder.render_chat([{"role": "user", "content": prompt}], **template_options(options))
         if params.n == 1 and not options.json:
             say(summary(print_stream(decoder.stream(prompt, params))))
             return 0
@@ -59,6 +62,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _prompt(options: argparse.Namespace) -> str | list[int]:
+    if options.template_option and not options.chat:
+        raise RequestError("--template-option is for a chat template: give --chat too")
     given: str | None = options.prompt
     ids: list[int] | None = options.token_ids
     if given is not None and ids is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dspark.cli.show import Progress
 from dspark.errors import ConfigError, RequestError
@@ -122,6 +123,41 @@ def open_decoder(options: argparse.Namespace) -> DSparkDecoder:
 
     progress = Progress(silent=options.json)
     return DSparkDecoder(lambda: load_models(options, progress), decoder_options(options))
+
+
+def add_template_options(parser: argparse._ActionsContainer) -> None:
+    """What the chat template is told beside the messages."""
+    parser.add_argument(
+        "--template-option",
+        type=_template_option,
+        action="append",
+        metavar="NAME=VALUE",
+        help="a keyword of the target's chat template, as enable_thinking=false: VALUE is JSON, else a text; "
+        "may be repeated; those that the template does not read have no effect",
+    )
+
+
+def template_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The keywords that the flags give; of one given twice the last."""
+    return dict(options.template_option or [])
+
+
+def _template_option(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign or not name.isidentifier() or name in ("self", "messages", "tools"):
+        raise argparse.ArgumentTypeError(f"expected a keyword like enable_thinking=false, found {text!r}")
+    if value in ("True", "False", "None"):  # as texts they would all be true
+        instead = {"True": "true", "False": "false", "None": "null"}[value]
+        raise argparse.ArgumentTypeError(f"a value is JSON: {name}={instead}, not {value}")
+    try:
+        return name, json.loads(value, parse_constant=_refuse)
+    except ValueError:
+        return name, value
+
+
+def _refuse(constant: str) -> None:
+    """Python's JSON reads `NaN` and `Infinity` too."""
+    raise ValueError(constant)
 
 
 def require_template(decoder: DSparkDecoder) -> None:

@@ -106,8 +106,10 @@ def evaluate_pair(
     plan: Plan,
     options: Options,
     progress: Progress = lambda *_: None,
+    template: Mapping[str, Any] | None = None,
 ) -> Evaluation:
-    """Evaluates a loaded pair on texts by data set, for each of the sampling parameters.
+    """Evaluates a loaded pair on texts by data set, for each of the sampling parameters. `template`: keywords
+    of the target's chat template.
 
     Raises `ConfigError` without a draft, and what `render`, `DSparkDecoder.generate` and `require_drafts`
     raise.
@@ -116,11 +118,12 @@ def evaluate_pair(
         raise ConfigError("there is no draft to evaluate: give --draft DIR")
     if ALL in data_sets and len(data_sets) > 1:
         raise RequestError(f"a data set cannot be called {ALL}, which stands for all of them")
-    prompts = render(models, data_sets, options.window(models))
+    prompts = render(models, data_sets, options.window(models), template)
     answers: dict[tuple[Regime, str], list[Answer]] = {}
     raw: dict[Regime, list[GenerationResult]] = {}
     with DSparkDecoder(lambda: models, options) as decoder:
         info = decoder.info() | {"dspark": __version__, "plan": asdict(plan)}
+    info["template_options"] = dict(template) if template else None
     width = models.drafted_per_round(options.block_size)
     names = [name for name, texts in data_sets.items() for _ in texts]
     filled = [params.with_defaults(models.generation_config) for params in regimes]
