@@ -14,11 +14,13 @@ import pytest
 from commandline import run, talking_target
 from dspark.bench.cells import Cell, Grid, predicted_seconds
 from dspark.bench.clients import Usage, keep_busy
+from dspark.bench.plot import plot_bench
 from dspark.bench.prompt_sets import SETS, built_in
 from dspark.bench.ratios import ratio_over_best
-from dspark.bench.report import report_cell
+from dspark.bench.report import HEADER, CellReport, footnote, report_cell, rows
 from dspark.bench.run import Bench, ModeRuns
 from dspark.cli import main
+from dspark.cli.show import table
 from dspark.core import CostTable
 from dspark.decoder import DSparkDecoder
 from dspark.durations import duration
@@ -154,10 +156,63 @@ def test_a_small_run_in_json(tmp_path: Path) -> None:
 def test_a_small_run_as_a_table() -> None:
     code, out, _ = run(*TINY, "--temperatures", 0.7, "--policies", "throughput", "--sets", "python")
     assert code == 0
-    head, row, _, last = out.splitlines()[-4:]
-    assert head.split()[:3] == ["set", "T", "batch"] and "fixed, tok/s" not in head
-    assert row.split()[:3] == ["python", "0.7", "2"] and "(plain)" in row
-    assert last.startswith("1 cells in ")
+    lines = out.splitlines()
+    head, plain, row = lines[[line.startswith("set ") for line in lines].index(True) :][:3]
+    assert head.split()[:5] == ["set", "T", "batch", "mode", "tok/s"]
+    assert plain.split()[:4] == ["python", "0.7", "2", "plain"] and "-  " in plain
+    assert row.split()[0] == "throughput" and "(plain)" in row and row.startswith("      ")
+    assert lines[-1].startswith("1 cells in ")
+
+
+def slow_cell() -> tuple[CellReport, Grid]:
+    """A cell in which throughput is slower than plain and faster than fixed."""
+    modes = {
+        mode: ModeRuns([speed] * 3, [speed / 32] * 3, 10, committed, verified, 4, 1)
+        for mode, speed, committed, verified in (
+            ("plain", 1000.0, 10, 0),
+            ("fixed", 500.0, 25, 70),
+            ("threshold", 700.0, 22, 40),
+            ("throughput", 800.0, 15, 12),
+        )
+    }
+    return report_cell(Cell("python", 0.7, 32), modes), Grid(
+        sets=["python"], temperatures=[0.7], batches=[32], turns=3
+    )
+
+
+def test_every_mode_has_its_row() -> None:
+    report, _ = slow_cell()
+    lines = table([HEADER, *rows(report)]).splitlines()
+    assert max(map(len, lines)) <= 120
+    assert [line.split()[:5] for line in lines[2:4]] == [
+        ["fixed", "500.0", "15.6", "2.50", "7.00"],
+        ["threshold", "700.0", "21.9", "2.20", "4.00"],
+    ]
+    assert lines[1].split() == ["python", "0.7", "32", "plain", "1000.0", "31.2", "-", "-", "25%"]
+    assert lines[4].split()[:6] == ["throughput", "800.0", "25.0", "1.50", "1.20", "25%"]
+    assert "0.80 (plain) *" in lines[4] and lines[4].endswith("1.60")
+    assert footnote(report) == "* python, T 0.7, batch 32: interval below 1, median below 0.95"
+
+
+def test_the_plot_shows_every_measure_of_every_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    figures: list[Any] = []
+    monkeypatch.setattr("dspark.bench.plot.save_plot", lambda figure, path: figures.append(figure))
+    report, grid = slow_cell()
+    plot_bench([report], grid, tmp_path / "bench.png", "a title")
+    shown = {
+        axes.get_ylabel(): {line.get_label(): line.get_ydata()[0] for line in axes.lines}
+        for axes in figures[0].axes
+    }
+    assert shown["tokens per second"] == {
+        "plain": 1000.0,
+        "fixed": 500.0,
+        "threshold": 700.0,
+        "throughput": 800.0,
+    }
+    assert shown["tokens/s per user"]["throughput"] == 25.0
+    assert shown["acceptance length"]["fixed"] == 2.5 and np.isnan(shown["acceptance length"]["plain"])
+    assert shown["verify budget"]["threshold"] == 4.0
 
 
 def test_what_is_timed_was_not_warmed_up_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from dspark import CheckpointError, ConfigError, DSparkDecoder, RequestError, SamplingParams
+from dspark import CheckpointError, ConfigError, DSparkDecoder, RequestError, SamplingParams, _core
 from dspark.core import Calibration, CostTable
 from dspark.errors import shown
 from dspark.pretrained import resolve
@@ -56,6 +56,15 @@ def test_refused(message: str, options: dict[str, Any]) -> None:
         DSparkDecoder.from_pretrained("tiny", "tiny-draft", **options)
 
 
+def test_the_core_refuses_throughput_without_costs(decoders: Decoders) -> None:
+    """The decoder measures a table or is given one; the core neither does without nor verifies everything."""
+    sizes = {"gamma": 7, "block_size": 7, "max_batch_size": 1, "max_kv_tokens": 64}
+    with pytest.raises(ConfigError, match='policy "throughput" needs a cost table'):
+        _core.Engine(object(), {}, rule="rejection", policy="throughput", **sizes)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match='policy "throughput" needs a cost table'):
+        decoders(max_batch_size=1)._engine.core.set_policy("throughput")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_cuda_without_a_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="no GPU"):
@@ -87,6 +96,27 @@ def test_throughput_follows_its_table(decoders: Decoders) -> None:
     # No pass is that slow: the table is corrected by the rounds, so it holds for the first of them only.
     assert all(r.drafted == 0 for r in steep.rounds[:8])
     assert "rounds without a draft: plain decoding was estimated faster" in steep.speculation
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "temperature"), [("rejection", 0.0), ("rejection", 0.7), ("block", 0.7), ("coupled", 0.7)]
+)
+def test_where_tokens_cost_nothing_all_are_drafted_and_verified(acceptance: str, temperature: float) -> None:
+    """However unlikely they are. All passes of whole blocks are equally wide, so that what they really take
+    leaves the table flat, and passes of days dwarf what drafting really takes."""
+    params = SamplingParams(temperature=temperature, max_tokens=200, seed=1, ignore_eos=True)
+    with DSparkDecoder.from_pretrained(
+        "tiny", "tiny-draft", acceptance=acceptance, cost_table=CostTable([(1, 1e6)])
+    ) as decoder:
+        result = decoder.generate(PROMPT, params)
+    whole, said = [], 1
+    for round_ in result.rounds:
+        if params.max_tokens - said > 7:  # type: ignore[operator]
+            whole.append((round_.drafted, round_.verified))
+        said += round_.committed
+    # The first 16 blocks are verified whatever the plan says.
+    assert len(whole) > 20 and set(whole) == {(7, 7)}, whole
+    assert any(min(round_.confidence) < 0.5 for round_ in result.rounds[:20])
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block", "coupled"])

@@ -1,4 +1,4 @@
-"""What a cell showed: numbers for JSON, a row for the table, and what falls short."""
+"""What a cell showed: numbers for JSON, rows for the table, and what falls short."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dspark.bench.cells import PLAIN, Cell, Grid
+from dspark.bench.cells import PLAIN, Cell
 from dspark.bench.ratios import Ratio, ratio_over_best
 from dspark.bench.run import ModeRuns
 
@@ -40,6 +40,20 @@ class CellReport:
         """Tokens per second of the whole engine: the median over turns."""
         return statistics.median(self.runs[mode].speeds)
 
+    def user_speed(self, mode: str) -> float:
+        """Tokens per second of one user: the median over turns."""
+        return statistics.median(self.runs[mode].user_speeds)
+
+    def acceptance_length(self, mode: str) -> float | None:
+        """Tokens committed per request and round, pooled; rounds that drafted nothing count 1."""
+        runs = self.runs[mode]
+        return runs.committed / runs.rounds if mode != PLAIN and runs.rounds else None
+
+    def verify_budget(self, mode: str) -> float | None:
+        """Drafted tokens that the target checked, per request and round."""
+        runs = self.runs[mode]
+        return runs.verified / runs.rounds if mode != PLAIN and runs.rounds else None
+
     def to_json(self) -> dict[str, Any]:
         """One entry of `cells` in `dspark bench --json`."""
         return {
@@ -56,9 +70,9 @@ class CellReport:
         runs = self.runs[mode]
         return {
             "tokens_per_second": self.speed(mode),
-            "tokens_per_second_per_user": statistics.median(runs.user_speeds),
-            "acceptance_length": acceptance_length(mode, runs),
-            "verify_budget": verify_budget(mode, runs),
+            "tokens_per_second_per_user": self.user_speed(mode),
+            "acceptance_length": self.acceptance_length(mode),
+            "verify_budget": self.verify_budget(mode),
             "looping_share": runs.looping_share,
             "speeds": runs.speeds,
         }
@@ -76,40 +90,41 @@ def report_cell(cell: Cell, runs: dict[str, ModeRuns]) -> CellReport:
     return CellReport(cell, runs, over_best, over_fixed)
 
 
-def acceptance_length(mode: str, runs: ModeRuns) -> float | None:
-    """Tokens committed per request and round, pooled; rounds that drafted nothing count 1."""
-    return runs.committed / runs.rounds if mode != PLAIN and runs.rounds else None
+HEADER = (
+    *("set", "T", "batch", "mode", "tok/s", "per user", "accepted", "budget", "loops"),
+    *("over best", "95 %", "over fixed"),
+)
+"""The table's first row."""
 
 
-def verify_budget(mode: str, runs: ModeRuns) -> float | None:
-    """Drafted tokens that the target checked, per request and round."""
-    return runs.verified / runs.rounds if mode != PLAIN and runs.rounds else None
+def rows(report: CellReport) -> list[list[str]]:
+    """A cell's rows, one for each mode; the cell is named in the first, a star is at what falls short."""
+    cell = report.cell
+    names = [cell.prompts, f"{cell.temperature:g}", f"{cell.batch}"]
+    shown = []
+    for mode, runs in report.runs.items():
+        numbers = [f"{report.speed(mode):.1f}", f"{report.user_speed(mode):.1f}"]
+        numbers += [_number(report.acceptance_length(mode)), _number(report.verify_budget(mode))]
+        loops = "-" if runs.looping_share is None else f"{runs.looping_share:.0%}"
+        ratios = _ratios(report) if mode == "throughput" else [""] * 3
+        shown.append([*names, mode, *numbers, loops, *ratios])
+        names = [""] * 3
+    return shown
 
 
-def header(grid: Grid) -> list[str]:
-    """The table's first row."""
+def footnote(report: CellReport) -> str:
+    """What falls short in a marked cell, for below the table."""
+    cell = report.cell
+    return f"* {cell.prompts}, T {cell.temperature:g}, batch {cell.batch}: {', '.join(report.marks)}"
+
+
+def _ratios(report: CellReport) -> list[str]:
+    best, fixed = report.over_best, report.over_fixed
+    star = " *" if report.marks else ""
     return [
-        *("set", "T", "batch"),
-        *(f"{mode}, tok/s" for mode in grid.modes),
-        *("per user", "accepted", "budget", "over best", "95 %", "over fixed", "loops", ""),
-    ]
-
-
-def row(report: CellReport, grid: Grid) -> list[str]:
-    """A cell's row; "per user", "accepted" and "budget" are those of the last policy."""
-    mode = grid.modes[-1]
-    runs, best, fixed = report.runs[mode], report.over_best, report.over_fixed
-    return [
-        *(report.cell.prompts, f"{report.cell.temperature:g}", f"{report.cell.batch}"),
-        *(f"{report.speed(each):.1f}" for each in grid.modes),
-        f"{statistics.median(runs.user_speeds):.1f}",
-        _number(acceptance_length(mode, runs)),
-        _number(verify_budget(mode, runs)),
-        "-" if best is None else f"{best.median:.2f} ({best.over})",
+        "-" if best is None else f"{best.median:.2f} ({best.over}){star}",
         "-" if best is None else f"{best.low:.2f} to {best.high:.2f}",
         "-" if fixed is None else f"{fixed.median:.2f}",
-        "-" if runs.looping_share is None else f"{runs.looping_share:.0%}",
-        ", ".join(report.marks),
     ]
 
 

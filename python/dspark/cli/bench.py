@@ -65,7 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     work.add_argument("--turns", type=int, metavar="N", help="times that each cell is measured (default: 9)")
     work.add_argument("--tokens", type=int, metavar="N", help="tokens per request (default: 64)")
-    work.add_argument("--plot", type=Path, metavar="FILE", help="draw the speeds as FILE.png or FILE.svg")
+    work.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw speeds, acceptance length and verify budget as FILE.png or FILE.svg",
+    )
     rounds = add_model_options(parser)
     rounds.add_argument(
         "--confidence-threshold",
@@ -101,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             _print_head(decoder, grid, threshold)
         say(f"{len(list(grid.cells()))} cells, about {duration(estimate)}")
-        reports, ended = _measure(bench, grid, progress, options.json)
+        reports, ended = _measure(bench, progress, options.json)
         took = time.perf_counter() - started
     if ended is not None and not reports:
         raise ended
@@ -182,10 +187,10 @@ def _tokenised(
 
 
 def _measure(
-    bench: Bench, grid: Grid, progress: Progress, as_json: bool
+    bench: Bench, progress: Progress, as_json: bool
 ) -> tuple[list[CellReport], BaseException | None]:
     """The cells, and what ended the measurement before it was done: an hour's cells are not lost for it."""
-    from dspark.bench.report import header, report_cell, row
+    from dspark.bench.report import HEADER, footnote, report_cell, rows
 
     reports: list[CellReport] = []
     ended: BaseException | None = None
@@ -196,7 +201,10 @@ def _measure(
         ended = error
     progress.clear()
     if reports and not as_json:
-        print_text(table([header(grid), *(row(report, grid) for report in reports)]))
+        print_text(table([HEADER, *(row for report in reports for row in rows(report))]))
+        for report in reports:
+            if report.marks:
+                print_text(footnote(report))
     return reports, ended
 
 
