@@ -139,12 +139,13 @@ MAX_BIAS = 1e6
 
 
 def _is_between(value: Any, low: float, high: float, kind: type) -> bool:
+    number: Any = value
     if not isinstance(value, kind) or isinstance(value, bool):
         return False
     if kind is Integral:
-        return bool(low <= value <= high)
+        return bool(low <= number <= high)
     try:  # the engine computes with floats: what is beyond them has no meaning there
-        return low <= float(value) <= high
+        return low <= float(number) <= high
     except (OverflowError, ValueError):
         return False
 
