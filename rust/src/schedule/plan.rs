@@ -297,3 +297,7 @@ impl Round {
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "patient_tests.rs"]
+mod patient_tests;
