@@ -1,6 +1,7 @@
 //! Where requests wait, and how other threads reach the engine.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
@@ -143,10 +144,18 @@ impl Queue {
         Vec::from(taken)
     }
 
-    /// Takes the first waiting request if `condition` holds for it.
-    pub(super) fn pop_if(&self, condition: impl FnOnce(&Request) -> bool) -> Option<Request> {
+    /// Takes the first waiting request for which `choose` breaks with something; it looks no further where that is nothing.
+    pub(super) fn take_first<T>(
+        &self,
+        mut choose: impl FnMut(&Request) -> ControlFlow<Option<T>>,
+    ) -> Option<(Request, T)> {
         let mut waiting = self.lock();
-        if condition(waiting.front()?) { waiting.pop_front() } else { None }
+        let (at, chosen) = waiting
+            .iter()
+            .enumerate()
+            .find_map(|(at, request)| Some((at, choose(request).break_value()?)))?;
+        let chosen = chosen?;
+        Some((waiting.remove(at)?, chosen))
     }
 
     /// The waiting requests. A panic elsewhere cannot leave the list half changed, so poison is ignored.
