@@ -166,6 +166,25 @@ def test_a_pass_that_is_never_committed_leaves_no_trace(target: TransformersTarg
     assert states.fault(cache.states, 9) is None
 
 
+def test_a_pass_that_fails_behind_its_layers_leaves_no_trace(target: TransformersTarget) -> None:
+    """The engine makes it again, and only who fails alone has failed."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    for before in (0, 6):
+        cache, clean = target.new_cache(), target.new_cache()
+        if before:
+            for each in (cache, clean):
+                run(target, each, tokens(before))
+        hook = target.model.get_output_embeddings().register_forward_pre_hook(fail)
+        with torch.inference_mode(), pytest.raises(RuntimeError, match="out of memory"):
+            target(tokens(5, seed=3), [(cache, 5)])
+        hook.remove()
+        assert torch.equal(run(target, cache, tokens(3, seed=4))[0], run(target, clean, tokens(3, seed=4))[0])
+        assert states.fault(cache.states, before + 3) is None
+
+
 def test_project_gives_the_models_own_logits(target: TransformersTarget) -> None:
     """With soft-capping and factors: what a draft without a head of its own is given."""
     with torch.inference_mode():

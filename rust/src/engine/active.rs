@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::accept::{TokenLogprobs, Verdict};
 use crate::chain::Chain;
 use crate::engine::aside::Aside;
-use crate::engine::cached::{Cached, Forks, border};
+use crate::engine::cached::Cached;
 use crate::engine::{
     Failure, Finish, FinishReason, Latencies, Request, RequestId, Round, RunnerError, Stats, StopReason,
     Timing, Update,
@@ -20,6 +20,8 @@ use crate::stop::StopHit;
 pub(super) struct Active {
     /// What was asked; its prompt has moved to `cached`.
     pub(super) request: Request,
+    /// Its place in the order of admission, which a preemption does not change.
+    pub(super) admission: u64,
     pub(super) cached: Cached,
     pub(super) history: History,
     pub(super) workspace: Workspace,
@@ -49,11 +51,12 @@ pub(super) struct Active {
 }
 
 impl Active {
-    pub(super) fn new(mut request: Request, now: Instant) -> Self {
+    pub(super) fn new(mut request: Request, admission: u64, now: Instant) -> Self {
         let timing = Timing { queue: now - request.submitted, ..Timing::default() };
         let demand = request.demand();
         let tokens = std::mem::take(&mut request.prompt);
         Active {
+            admission,
             history: History::new(&tokens),
             workspace: Workspace::default(),
             chain: Chain::default(),
@@ -91,14 +94,6 @@ impl Active {
     /// Tokens that wait for their prefill pass.
     pub(super) fn unfilled(&self) -> usize {
         self.goal() - self.cached.rows
-    }
-
-    /// The next part of a prompt, of at most `left` tokens; up to the last page border if forks need it.
-    pub(super) fn part(&self, left: usize, forks: Forks) -> &[u32] {
-        let (rows, goal) = (self.cached.rows, self.goal());
-        let border = border(goal);
-        let end = if forks == Forks::AtParts && rows < border { border } else { goal };
-        &self.cached.tokens[rows..end.min(rows + left)]
     }
 
     /// Rows that the caches can ever come to.
@@ -148,6 +143,14 @@ impl Active {
             accepted: round.accepted,
         };
         Some(Lesson { track: &mut self.track, greedy: self.request.params.is_greedy(), outcome })
+    }
+
+    /// Leaves this round's draft unverified: its rows are the anchor alone.
+    pub(super) fn drop_draft(&mut self) {
+        self.chain.recycle(&mut self.workspace);
+        self.rows.truncate(1);
+        // Its context may have to catch up before it drafts again.
+        self.depth.tokens = 0;
     }
 
     /// Commits what `verdict` kept of this round's `verified` tokens; stops at the first token that ends the request.

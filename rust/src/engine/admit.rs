@@ -1,5 +1,6 @@
 //! Who starts next: in order of arrival, with what other requests' caches hold of its prompt already.
 
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::time::Instant;
 
 use super::active::Active;
@@ -16,52 +17,59 @@ struct Start {
 }
 
 impl<M: ModelRunner> Engine<M> {
-    /// Takes waiting requests while there is room: those that were preempted before those that never ran.
+    /// Takes waiting requests while there is room.
     pub(super) fn admit(&mut self) {
-        while self.active.len() + self.prefilling.len() < self.config.max_batch_size {
-            let (active, start) = if let Some(active) = self.preempted.front() {
-                let tokens = &active.cached.tokens[..active.goal()];
-                let Some(start) = self.start(tokens, active.request.drafts, active.demand()) else { break };
-                let Some(active) = self.preempted.pop_front() else { break };
-                (active, start)
-            } else {
-                let mut start = None;
-                let Some(request) = self.queue.pop_if(|request| {
-                    start = self.start(&request.prompt, request.drafts, request.demand());
-                    start.is_some() || request.max_tokens == 0
-                }) else {
-                    break;
-                };
-                match start.filter(|_| request.max_tokens > 0) {
-                    Some(start) => (Active::new(request, Instant::now()), start),
-                    None => {
-                        self.end_unserved(request, FinishReason::Length, None);
-                        continue;
-                    }
-                }
-            };
+        while self.active.len() + self.prefilling.len() < self.config.max_batch_size
+            && let Some((active, start)) = self.next()
+        {
             self.begin(active, start);
         }
     }
 
-    /// How a request with these tokens to prefill can start now; `None` if it has to wait, for pages or because more
-    /// of its prompt than is ready goes through the target right now. It waits no longer than that prefill lasts.
-    fn start(&self, tokens: &[u32], drafts: bool, demand: usize) -> Option<Start> {
+    /// The first request that can start: those that were preempted come before those that never ran.
+    fn next(&mut self) -> Option<(Active, Start)> {
+        for at in 0..self.preempted.len() {
+            let active = &self.preempted[at];
+            let tokens = &active.cached.tokens[..active.goal()];
+            if let Break(start) = self.start(tokens, active.request.drafts, active.demand()) {
+                return start.map(|start| (self.preempted.remove(at), start));
+            }
+        }
+        loop {
+            let (request, start) = self.queue.take_first(|request| match request.max_tokens {
+                0 => Break(Some(None)),
+                _ => self
+                    .start(&request.prompt, request.drafts, request.demand())
+                    .map_break(|start| start.map(Some)),
+            })?;
+            let Some(start) = start else {
+                self.end_unserved(request, FinishReason::Length, None);
+                continue;
+            };
+            self.admissions += 1;
+            return Some((Active::new(request, self.admissions, Instant::now()), start));
+        }
+    }
+
+    /// How a request with these tokens to prefill can start now. Where it has to wait for pages (`Break(None)`), so
+    /// have those behind it, or they would take what it waits for. Where more of its prompt than is ready goes through the
+    /// target right now (`Continue`), it alone waits, no longer than that prefill lasts.
+    fn start(&self, tokens: &[u32], drafts: bool, demand: usize) -> ControlFlow<Option<Start>> {
         let pages = Pages::needed(self.config.reach(tokens.len(), drafts).min(demand));
         let running = self.active.len() + self.prefilling.len();
         let evictable = self.pages.free() + self.prefixes.pages();
         // A page is left for each that runs: else the next round would take back what is given now.
         if pages + running > evictable {
-            return None;
+            return Break(None);
         }
         // The last token's logits are needed.
-        let (_, tokens) = tokens.split_last()?;
+        let tokens = tokens.split_last().map_or(tokens, |(_, before)| before);
         let of = |active: &Active| active.cached.coming(active.goal(), tokens, drafts, self.forks);
         let coming = self.prefilling.iter().map(of).max().unwrap_or(0);
         let ready = self.holders().map(|(id, cached)| (id, cached.ready(tokens, drafts, self.forks)));
         let source = ready.filter(|(_, length)| *length > 0).max_by_key(|(_, length)| *length);
         let ready = source.map_or(0, |(_, length)| length);
-        (coming < ready + PAGE_SIZE).then_some(Start { pages, source })
+        if coming < ready + PAGE_SIZE { Break(Some(Start { pages, source })) } else { Continue(()) }
     }
 
     /// All caches that the runner holds. Of equals the last is preferred, a kept prefix: it may be the last time that it is
@@ -85,7 +93,7 @@ impl<M: ModelRunner> Engine<M> {
             active.fail(&error);
         }
         let failed = active.finish.is_some();
-        self.prefilling.push(active);
+        insert(&mut self.prefilling, active);
         if failed {
             self.retire();
         } else {
@@ -101,7 +109,7 @@ impl<M: ModelRunner> Engine<M> {
         source: Option<(RequestId, usize)>,
     ) -> Result<(), RunnerError> {
         let id = active.request.id;
-        self.runner.reserve(&[(id, pages * PAGE_SIZE)])?;
+        self.reserve(id, pages, source.map(|(id, _)| id))?;
         let Some((source, length)) = source else { return Ok(()) };
         let taken = self.runner.fork(id, source, length, active.request.drafts)?;
         if taken > length {
@@ -128,4 +136,10 @@ impl<M: ModelRunner> Engine<M> {
             self.prefixes.touch(source);
         }
     }
+}
+
+/// Puts a request where it belongs in a list in order of admission.
+pub(super) fn insert(list: &mut Vec<Active>, active: Active) {
+    let at = list.partition_point(|other| other.admission < active.admission);
+    list.insert(at, active);
 }

@@ -24,6 +24,11 @@ impl<M: ModelRunner> Engine<M> {
         let running = self.active.len() + self.prefilling.len();
         check(running <= self.config.max_batch_size, || format!("{running} requests run"))?;
 
+        for list in [&self.active, &self.prefilling, &self.preempted] {
+            let in_order = list.is_sorted_by(|a, b| a.admission < b.admission);
+            check(in_order, || "requests are not in order of admission".to_owned())?;
+        }
+
         let waiting = self.preempted.iter().map(|active| active.request.id);
         let mut ids = HashSet::new();
         for id in self.holders().map(|(id, _)| id).chain(waiting) {

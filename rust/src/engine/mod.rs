@@ -17,8 +17,8 @@ mod round;
 mod runner;
 mod stats;
 mod stop_text;
+mod verify;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -83,13 +83,14 @@ pub struct Engine<M: ModelRunner> {
     pages: Pages,
     /// Caches of requests that ended.
     prefixes: Prefixes,
-    /// Gave up their caches for others, the oldest first: all of them are younger than who runs, and older than who
-    /// never ran.
-    preempted: VecDeque<Active>,
-    /// Admitted, with a prompt that is not through; in order of admission.
+    /// Gave up their caches for others. This list and the next two are in order of admission.
+    preempted: Vec<Active>,
+    /// Admitted, with a prompt that is not through.
     prefilling: Vec<Active>,
-    /// Decoding; in order of admission, all before those whose prompts are not through.
+    /// Decoding.
     active: Vec<Active>,
+    /// Requests that were admitted since the start.
+    admissions: u64,
     planner: Planner,
     /// Whether drafts have failed of late, and how often since the start.
     aside: Aside,
@@ -115,9 +116,10 @@ impl<M: ModelRunner> Engine<M> {
             queue,
             stats,
             prefixes: Prefixes::default(),
-            preempted: VecDeque::new(),
+            preempted: Vec::new(),
             prefilling: Vec::new(),
             active: Vec::new(),
+            admissions: 0,
             aside: Aside::default(),
             draft_failures: 0,
         }

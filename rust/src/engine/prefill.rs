@@ -1,87 +1,139 @@
 //! Prompts run in parts between rounds.
 
+use std::cmp::Reverse;
 use std::time::Instant;
 
-use super::active::charge;
+use super::active::{Active, charge};
+use super::admit::insert;
+use super::cached::{Forks, border};
 use super::decide::judge;
-use super::round::fail;
+use super::round::at;
 use super::runner::check_rows;
-use super::{Engine, ModelRunner};
+use super::{Engine, ModelRunner, PAGE_SIZE};
+
+/// The next tokens of a prompt: the place of its request, how many, and whether the prompt is through with them.
+#[derive(Clone, Copy)]
+struct Part {
+    place: usize,
+    tokens: usize,
+    is_last: bool,
+}
 
 impl<M: ModelRunner> Engine<M> {
-    /// Runs the next tokens of the prompts that wait, up to the chunk size, in order. Between passes requests are
-    /// admitted: those whose prompt has just become ready take it over in the same step.
+    /// Runs the next tokens of the prompts that wait, up to the chunk size. Between passes requests are admitted: those
+    /// whose prompt has just become ready take it over in the same step.
     pub(super) fn prefill(&mut self) {
         let mut left = self.config.prefill_chunk_size;
-        let mut most = usize::MAX;
         while left > 0 {
             self.admit();
-            if self.prefilling.is_empty() {
+            let parts = self.parts(left);
+            if parts.is_empty() {
                 break;
             }
-            match self.prefill_pass(left, most) {
-                Some(tokens) => left -= tokens,
-                // Whose fault it was shows when each goes alone.
-                None => most = 1,
+            left -= parts.iter().map(|part| part.tokens).sum::<usize>();
+            if !self.prefill_pass(&parts) {
+                self.prefill_each(parts);
             }
         }
     }
 
-    /// One pass over at most `left` tokens of at most `most` prompts; draws the first token of each request whose prompt is
-    /// through. Returns the number of tokens, or nothing where a pass over several prompts failed, which leaves all of
-    /// them as they were.
-    fn prefill_pass(&mut self, left: usize, most: usize) -> Option<usize> {
-        let started = Instant::now();
-        let mut unused = left;
-        let mut items = Vec::new();
-        for active in self.prefilling.iter().take(most) {
-            let part = active.part(unused, self.forks);
-            unused -= part.len();
-            items.push((active.request.id, part, active.request.drafts));
-            // Only the last part may be less than what is left of its prompt.
-            if unused == 0 || part.len() < active.unfilled() {
-                break;
+    /// Runs parts whose pass has failed, each alone: that shows whose fault it was. From the last to the first, as who
+    /// leaves moves those behind it.
+    fn prefill_each(&mut self, mut parts: Vec<Part>) {
+        parts.sort_by_key(|part| Reverse(part.place));
+        for part in parts {
+            self.prefill_pass(&[part]);
+        }
+    }
+
+    /// What the next pass runs, of at most `left` tokens; the prompts that get through with it first. Tokens go
+    /// to those who have least left, so that no short prompt waits for a long one, and of equal ones the first comes
+    /// first. But half of them, or a page, is for the oldest: so everybody gets through.
+    fn parts(&self, left: usize) -> Vec<Part> {
+        let mut order: Vec<_> = self.prefilling.iter().enumerate().collect();
+        order.sort_by_key(|(_, active)| active.unfilled());
+        let chunk = self.config.prefill_chunk_size;
+        let part = |active: &Active, left: usize| part(active, left, chunk, self.forks);
+        let half = left.div_ceil(2).max(PAGE_SIZE).min(left);
+        let mut reserved = self.prefilling.first().map_or(0, |oldest| part(oldest, half));
+        let (mut unused, mut parts) = (left, Vec::new());
+        for (place, active) in order {
+            if place == 0 {
+                reserved = 0;
+            }
+            let tokens = part(active, unused - reserved);
+            unused -= tokens;
+            if tokens > 0 {
+                parts.push(Part { place, tokens, is_last: tokens == active.unfilled() });
             }
         }
-        let rows: Vec<_> = items.iter().map(|(_, part, _)| part.len()).collect();
+        parts.sort_by_key(|part| (!part.is_last, part.place));
+        parts
+    }
+
+    /// One pass over these parts; draws the first token of each request whose prompt is through. False where a pass over
+    /// several prompts failed, which leaves all of them as they were.
+    fn prefill_pass(&mut self, parts: &[Part]) -> bool {
+        let started = Instant::now();
+        let item = |part: &Part| {
+            let active = &self.prefilling[part.place];
+            let rows = active.cached.rows;
+            (active.request.id, &active.cached.tokens[rows..rows + part.tokens], active.request.drafts)
+        };
+        let items: Vec<_> = parts.iter().map(item).collect();
         let outcome = self.runner.prefill(&items);
-        let batch = &mut self.prefilling[..rows.len()];
-        let spent = charge(batch.iter_mut(), |timing| &mut timing.prefill, started);
+        let places: Vec<_> = parts.iter().map(|part| part.place).collect();
+        let spent = charge(at(&mut self.prefilling, &places), |timing| &mut timing.prefill, started);
         self.stats.add(|stats| stats.prefill += spent);
-        if outcome.is_err() && rows.len() > 1 {
-            return None;
+        if outcome.is_err() && parts.len() > 1 {
+            return false;
         }
         let outcome = outcome.and_then(|logits| {
-            check_rows("prefill", &logits, rows.len())?;
+            check_rows("prefill", &logits, parts.len())?;
             Ok(logits)
         });
         match outcome {
             Ok(mut logits) => {
-                for (active, rows) in batch.iter_mut().zip(&rows) {
-                    active.cached.mark = active.cached.rows;
-                    active.cached.rows += rows;
+                for part in parts {
+                    let cached = &mut self.prefilling[part.place].cached;
+                    cached.mark = cached.rows;
+                    cached.rows += part.tokens;
                 }
-                let through = batch.iter().take_while(|active| active.unfilled() == 0).count();
-                let first = self.active.len();
-                self.active.extend(self.prefilling.drain(..through));
-                self.draw_first(first, &mut logits);
+                // In order of their places, as their rows are.
+                let mut through: Vec<_> =
+                    self.prefilling.extract_if(.., |active| active.unfilled() == 0).collect();
+                self.draw_first(&mut through, &mut logits);
+                through.into_iter().for_each(|active| insert(&mut self.active, active));
             }
-            Err(error) => fail(batch, &error),
+            Err(error) => at(&mut self.prefilling, &places).for_each(|active| active.fail(&error)),
         }
         self.retire();
-        Some(left - unused)
+        true
     }
 
-    /// Draws the first token of the requests from index `first` on, by their row of `logits` each. Who was preempted has
+    /// Draws the first token of requests whose prompts are through, by their row of `logits` each. Who was preempted has
     /// its next token already: its anchor.
-    fn draw_first(&mut self, first: usize, logits: &mut M::Rows) {
+    fn draw_first(&mut self, through: &mut [Active], logits: &mut M::Rows) {
         let mut row = 0;
-        for run in self.active[first..].chunk_by_mut(|a, b| a.is_fresh() == b.is_fresh()) {
+        for run in through.chunk_by_mut(|a, b| a.is_fresh() == b.is_fresh()) {
             if run[0].is_fresh() {
                 let close = judge(&mut self.runner, &self.config, run, logits, row, false);
                 self.stats.add(|stats| stats.close += close);
             }
             row += run.len();
         }
+    }
+}
+
+/// Tokens of the next part of a prompt: at most the `left` ones of a step's `chunk`. If forks need it, a part ends at the
+/// last page border, and what is behind is not cut but waits for a step that it fits in: it begins where others will
+/// fork. Only a chunk smaller than that cuts it.
+fn part(active: &Active, left: usize, chunk: usize, forks: Forks) -> usize {
+    let unfilled = active.unfilled();
+    let to_border = border(active.goal()).saturating_sub(active.cached.rows);
+    match forks {
+        Forks::AtParts if to_border > 0 => to_border.min(left),
+        Forks::AtParts if left < unfilled && unfilled <= chunk => 0,
+        _ => unfilled.min(left),
     }
 }

@@ -1,12 +1,16 @@
 //! Where requests wait, and how other threads reach the engine.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 use super::pages::Pages;
 use super::{EngineConfig, Failure, Request};
 use crate::schedule::Policy;
+
+/// Requests from the head of the queue that are looked at, where those before them wait for a prompt to be computed.
+const LOOKED_AT: usize = 64;
 
 /// The engine's door: any thread may submit, wake or close it.
 pub struct Queue {
@@ -143,10 +147,20 @@ impl Queue {
         Vec::from(taken)
     }
 
-    /// Takes the first waiting request if `condition` holds for it.
-    pub(super) fn pop_if(&self, condition: impl FnOnce(&Request) -> bool) -> Option<Request> {
+    /// Takes the first waiting request for which `choose` breaks with something; it looks no further where that is nothing,
+    /// nor than [`LOOKED_AT`] requests: a thousand that wait for one prompt are not compared with it in every step.
+    pub(super) fn take_first<T>(
+        &self,
+        mut choose: impl FnMut(&Request) -> ControlFlow<Option<T>>,
+    ) -> Option<(Request, T)> {
         let mut waiting = self.lock();
-        if condition(waiting.front()?) { waiting.pop_front() } else { None }
+        let (at, chosen) = waiting
+            .iter()
+            .enumerate()
+            .take(LOOKED_AT)
+            .find_map(|(at, request)| Some((at, choose(request).break_value()?)))?;
+        let chosen = chosen?;
+        Some((waiting.remove(at)?, chosen))
     }
 
     /// The waiting requests. A panic elsewhere cannot leave the list half changed, so poison is ignored.

@@ -1,8 +1,9 @@
 //! Pages for the next round, and who makes room when there are none.
 
+use super::admit::insert;
 use super::cached::Cached;
 use super::pages::Pages;
-use super::{Engine, ModelRunner, PAGE_SIZE, RequestId};
+use super::{Engine, ModelRunner, PAGE_SIZE, RequestId, RunnerError};
 use crate::schedule::Depth;
 
 impl<M: ModelRunner> Engine<M> {
@@ -17,8 +18,7 @@ impl<M: ModelRunner> Engine<M> {
             if needed > grant {
                 let grown = Pages::grown(grant, needed, Pages::needed(demand));
                 self.evict(grown - grant, None);
-                let is_last = |engine: &Self| engine.prefilling.is_empty() && next + 1 == engine.active.len();
-                while !self.pages.can_allocate(needed - grant) && !is_last(self) {
+                while !self.pages.can_allocate(needed - grant) && !self.is_youngest(next) {
                     self.preempt();
                 }
                 if !self.pages.can_allocate(needed - grant) {
@@ -39,15 +39,40 @@ impl<M: ModelRunner> Engine<M> {
         let active = &mut self.active[index];
         self.pages.allocate(pages);
         active.cached.grant += pages;
-        if let Err(error) = self.runner.reserve(&[(active.request.id, active.cached.grant * PAGE_SIZE)]) {
-            active.fail(&error);
+        let (id, grant) = (active.request.id, active.cached.grant);
+        if let Err(error) = self.reserve(id, grant, None) {
+            self.active[index].fail(&error);
         }
     }
 
-    /// Gives up the caches of the request that was admitted last. It waits in front of all others, and once its prompt
-    /// and what it generated have gone through the target again, it goes on at its anchor: nothing is drawn twice.
+    /// Has the runner make room for that many pages of a request's caches. Where it cannot, kept prefixes, `spared` apart,
+    /// are given up first: what they were granted is memory, too.
+    pub(super) fn reserve(
+        &mut self,
+        id: RequestId,
+        pages: usize,
+        spared: Option<RequestId>,
+    ) -> Result<(), RunnerError> {
+        let items = [(id, pages * PAGE_SIZE)];
+        self.runner.reserve(&items).or_else(|_| {
+            self.evict(usize::MAX, spared);
+            self.runner.reserve(&items)
+        })
+    }
+
+    /// Whether the decoding request at `index` was admitted last of all that run.
+    fn is_youngest(&self, index: usize) -> bool {
+        let admission = self.active[index].admission;
+        index + 1 == self.active.len() && self.prefilling.last().is_none_or(|last| last.admission < admission)
+    }
+
+    /// Gives up the caches of the request that was admitted last, whether its prompt is through or not. It waits in front of
+    /// all that never ran, and once its prompt and what it generated have gone through the target again, it goes on at its
+    /// anchor: nothing is drawn twice.
     fn preempt(&mut self) {
-        let Some(mut active) = self.prefilling.pop().or_else(|| self.active.pop()) else { return };
+        let decodes = !self.active.is_empty() && self.is_youngest(self.active.len() - 1);
+        let running = if decodes { &mut self.active } else { &mut self.prefilling };
+        let Some(mut active) = running.pop() else { return };
         let Cached { grant, rows, mark, .. } = &mut active.cached;
         self.pages.deallocate(std::mem::take(grant));
         (*rows, *mark) = (0, 0);
@@ -55,7 +80,7 @@ impl<M: ModelRunner> Engine<M> {
         // Its context will have to be fed again before it drafts.
         active.depth = Depth::default();
         self.runner.release(&[active.request.id]);
-        self.preempted.push_front(active);
+        insert(&mut self.preempted, active);
         self.stats.add(|stats| stats.preemptions += 1);
     }
 

@@ -1,9 +1,9 @@
-//! One round over the running requests: draft, plan, verify, accept, commit.
+//! One round over the running requests: draft, plan, and the target's part (`verify.rs`).
 
 use std::time::{Duration, Instant};
 
 use super::active::{Active, charge};
-use super::decide::{Chains, judge};
+use super::decide::Chains;
 use super::runner::check_rows;
 use super::{Engine, ModelRunner, RunnerError};
 use crate::chain::Chain;
@@ -23,16 +23,14 @@ impl<M: ModelRunner> Engine<M> {
         self.active.iter_mut().for_each(|active| active.aside.begin_round());
         let put_off = self.decide_depths();
         self.draft(&mut time);
-        match self.verify(&mut time) {
-            Ok(()) => {
-                // What earlier rounds put off is no cost of this one.
-                time.total = (started.elapsed() - put_off).as_secs_f64();
-                // Nor is a draft that failed one of plain rounds.
-                if self.draft_failures == failures && self.planner.timed(&time) {
-                    self.publish_costs();
-                }
+        self.plan();
+        if self.verify(&mut time) {
+            // What earlier rounds put off is no cost of this one.
+            time.total = (started.elapsed() - put_off).as_secs_f64();
+            // Nor is a draft that failed one of plain rounds.
+            if self.draft_failures == failures && self.planner.timed(&time) {
+                self.publish_costs();
             }
-            Err(error) => fail(&mut self.active, &error),
         }
         self.retire();
     }
@@ -138,48 +136,6 @@ impl<M: ModelRunner> Engine<M> {
         Ok((drafted - started, drafted.elapsed()))
     }
 
-    /// Lets the target check as much of each draft as the policy says, and commits what it keeps.
-    fn verify(&mut self, time: &mut RoundTime) -> Result<(), RunnerError> {
-        self.plan();
-        let started = Instant::now();
-        let items: Vec<_> =
-            self.active.iter().map(|active| (active.request.id, active.rows.as_slice())).collect();
-        (time.requests, time.tokens) = (items.len(), items.iter().map(|(_, rows)| rows.len()).sum());
-        let mut logits = self.runner.verify(&items)?;
-        check_rows("verify", &logits, time.tokens)?;
-        let verified = charge(self.active.iter_mut(), |timing| &mut timing.verify, started);
-
-        let started = Instant::now();
-        let close = judge(&mut self.runner, &self.config, &mut self.active, &mut logits, 0, true);
-        let accepted = charge(self.active.iter_mut(), |timing| &mut timing.sample, started);
-        drop(logits);
-        // Decisions on the pass's rows grow with it.
-        time.verify = (verified + accepted).as_secs_f64();
-        self.planner.learn(self.active.iter_mut().filter_map(Active::lesson));
-
-        let kept: Vec<_> = self.active.iter_mut().filter_map(Active::kept).collect();
-        self.stats.add(|stats| {
-            stats.passes += 1;
-            stats.close += close;
-            stats.verify += verified;
-            stats.accept += accepted;
-            stats.acceptance_by_position.clear();
-            stats.acceptance_by_position.extend(self.planner.acceptance());
-        });
-        // Clients first: what follows prepares the next round.
-        self.retire();
-        let started = Instant::now();
-        // Also for nobody: the runner lets go of what the pass left of those that ended.
-        self.runner.commit(&kept)?;
-        let spent = charge(self.active.iter_mut(), |timing| &mut timing.draft, started);
-        time.feed = spent.as_secs_f64();
-        self.stats.add(|stats| {
-            stats.draft += spent;
-            stats.feed += spent;
-        });
-        Ok(())
-    }
-
     /// Sets every request's rows of the coming target pass: its anchor and the drafted tokens to check.
     fn plan(&mut self) {
         let all_greedy = self.active.iter().all(|active| active.request.params.is_greedy());
@@ -196,7 +152,7 @@ impl<M: ModelRunner> Engine<M> {
 }
 
 /// The requests at these places, in their order.
-fn at<'a>(active: &'a mut [Active], places: &'a [usize]) -> impl Iterator<Item = &'a mut Active> {
+pub(super) fn at<'a>(active: &'a mut [Active], places: &'a [usize]) -> impl Iterator<Item = &'a mut Active> {
     active.iter_mut().enumerate().filter(|(place, _)| places.contains(place)).map(|(_, active)| active)
 }
 
@@ -208,9 +164,4 @@ fn plannable(chain: &Chain) -> Draft<'_> {
     let drafted = if confidences.is_empty() { chain.ids.len() } else { sure };
     // The limits of budget and window were the chain's: what it drafted fits.
     Draft { drafted, limit: drafted, confidences: &confidences[..sure] }
-}
-
-/// Ends every request of a pass that failed.
-pub(super) fn fail(batch: &mut [Active], error: &RunnerError) {
-    batch.iter_mut().for_each(|active| active.fail(error));
 }

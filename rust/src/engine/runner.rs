@@ -94,8 +94,8 @@ pub(super) fn check_rows(pass: &str, found: &impl PassRows, asked: usize) -> Res
     Err(RunnerError(format!("the {pass} pass gave {found} rows, and {asked} were asked for")))
 }
 
-/// The models, seen from the engine. A round calls each of `draft`, `verify` and `commit` at most once, for the whole
-/// batch; everything comes from the engine's own thread.
+/// The models, seen from the engine. A round calls each of `draft`, `verify` and `commit` at most once, for the whole batch; more
+/// often only where one of them failed. Everything comes from the engine's own thread.
 pub trait ModelRunner {
     /// Rows as this runner hands them over.
     type Rows: PassRows;
@@ -116,7 +116,7 @@ pub trait ModelRunner {
     fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Self::Rows>, RunnerError>;
 
     /// Runs each request's anchor and drafted tokens through the target, packed: the rows of a request
-    /// follow those of the one before. Caches are written but not advanced.
+    /// follow those of the one before. Caches are written but not advanced, so a call that fails may be made again.
     fn verify(&mut self, items: &[(RequestId, &[u32])]) -> Result<Self::Rows, RunnerError>;
 
     /// Keeps the first rows of the last verify pass of each request: its caches advance by that many

@@ -98,7 +98,14 @@ pub struct ToyRunner {
     pub error: f64,
     /// The token whose presence in the committed text makes the target's rows useless.
     pub poison: Option<u32>,
+    /// Every target pass over running requests fails, those with this one, or those over more rows.
     pub fail_verify: bool,
+    /// See `fail_verify`.
+    pub fail_verify_of: Option<RequestId>,
+    /// See `fail_verify`.
+    pub most_rows: Option<usize>,
+    /// Target passes over running requests that were asked for.
+    pub passes: Arc<Mutex<usize>>,
     /// What a target pass takes besides: what it costs is what drafts are weighed against.
     pub slow: Duration,
     /// Whose prefill fails, and with it the call.
@@ -112,8 +119,9 @@ pub struct ToyRunner {
     pub at_parts: bool,
     /// Gives every drafted token a confidence.
     pub confident: bool,
-    /// One call in so many fails, by this generator.
+    /// One call in so many fails, by this generator, and one in three of those behind it: trouble comes in runs.
     pub failing: Option<(Random, usize)>,
+    pub in_trouble: bool,
     /// Whose calls failed.
     pub failed: Arc<Mutex<HashSet<RequestId>>>,
     pub caches: Arc<Mutex<HashMap<RequestId, Caches>>>,
@@ -122,7 +130,7 @@ pub struct ToyRunner {
     pub prefilled: Arc<Mutex<usize>>,
     /// Decides itself about requests above this temperature, as the core would.
     pub decides_above: Option<f64>,
-    /// The call of "feed", "draft", "chain" or "judge" that fails, counted down.
+    /// The call of "feed", "draft", "chain", "verify", "judge" or "reserve" that fails, counted down.
     pub fails_once: Option<(&'static str, usize)>,
     /// Draft passes that were asked for.
     pub drafts: Arc<Mutex<usize>>,
@@ -156,20 +164,31 @@ impl ToyRunner {
 
     /// Fails now and then, and notes whose end that is.
     fn may_fail(&mut self, what: &str, ids: impl Iterator<Item = RequestId>) -> Result<(), RunnerError> {
-        if !self.failing.as_mut().is_some_and(|(random, one_in)| random.chance(*one_in)) {
+        let Some((random, one_in)) = &mut self.failing else { return Ok(()) };
+        self.in_trouble = random.chance(if self.in_trouble { 3 } else { *one_in });
+        if !self.in_trouble {
             return Ok(());
         }
         self.failed.lock().unwrap().extend(ids);
         Err(RunnerError(format!("{what} failed")))
     }
+
+    /// A call that failed for this request was made again.
+    fn works_after_all(&self, id: RequestId) {
+        self.failed.lock().unwrap().remove(&id);
+    }
+}
+
+/// The request that a call is about, if it is one: of several each is asked for again.
+fn alone(mut ids: impl ExactSizeIterator<Item = RequestId>) -> impl Iterator<Item = RequestId> {
+    if ids.len() == 1 { ids.next() } else { None }.into_iter()
 }
 
 impl ModelRunner for ToyRunner {
     type Rows = Owned;
 
     fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Owned, RunnerError> {
-        // Of several each is asked for again.
-        self.may_fail("prefill", items.iter().map(|(id, ..)| *id).filter(|_| items.len() == 1))?;
+        self.may_fail("prefill", alone(items.iter().map(|(id, ..)| *id)))?;
         if items.iter().any(|(id, ..)| self.fail_prefill == Some(*id)) {
             return Err(RunnerError("prefill failed".into()));
         }
@@ -227,11 +246,16 @@ impl ModelRunner for ToyRunner {
     }
 
     fn verify(&mut self, items: &[(RequestId, &[u32])]) -> Result<Owned, RunnerError> {
-        self.may_fail("verify", items.iter().map(|(id, _)| *id))?;
+        *self.passes.lock().unwrap() += 1;
+        self.may_fail_once("verify")?;
+        self.may_fail("verify", alone(items.iter().map(|(id, _)| *id)))?;
         if !self.slow.is_zero() {
             std::thread::sleep(self.slow);
         }
-        if self.fail_verify {
+        let rows: usize = items.iter().map(|(_, tokens)| tokens.len()).sum();
+        let is_culprit = |(id, _): &(RequestId, &[u32])| self.fail_verify_of == Some(*id);
+        if self.fail_verify || items.iter().any(is_culprit) || self.most_rows.is_some_and(|most| rows > most)
+        {
             return Err(RunnerError("out of memory".into()));
         }
         let shared = self.caches.clone();
@@ -246,6 +270,7 @@ impl ModelRunner for ToyRunner {
             }
             assert!(context.len() <= cache.reserved, "a verify pass without room");
             cache.verified = tokens.to_vec();
+            self.works_after_all(*id);
         }
         Ok(Owned(rows, VOCAB))
     }
@@ -262,12 +287,14 @@ impl ModelRunner for ToyRunner {
     }
 
     fn reserve(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError> {
+        self.may_fail_once("reserve")?;
         self.may_fail("reserve", items.iter().map(|(id, _)| *id))?;
         let mut caches = self.caches.lock().unwrap();
         for (id, positions) in items {
             let cache = caches.entry(*id).or_default();
             assert!(cache.rows.len() <= *positions, "rows cut off");
             cache.reserved = *positions;
+            self.works_after_all(*id);
         }
         Ok(())
     }

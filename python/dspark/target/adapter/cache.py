@@ -46,9 +46,10 @@ class AdaptedCache:
         return forked
 
     def begin(self) -> None:
-        """Before a pass: forgets rows that were never committed."""
+        """Before a pass: forgets rows that were never committed, those of a pass that failed half-way too."""
         if self.pending:
             self._cut()
+        self.pending = -1  # until the pass is through nobody knows how many rows there are
 
     def wrote(self, count: int) -> None:
         """After a pass of `count` rows; raises `ConfigError` unless every layer holds exactly these."""
