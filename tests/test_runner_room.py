@@ -84,6 +84,7 @@ def test_a_fork_alone_takes_what_it_holds(pair: Pair) -> None:
     runner = pair.runner()
     prefill(runner, 1, PROMPT, [32, 8])
     with torch.inference_mode():
+        runner.feed([1])
         assert runner.fork(2, 1, 32, True) == 32
     assert allocated(runner, 2) == {32}
 
@@ -292,6 +293,21 @@ def test_who_leaves_between_two_passes_keeps_no_rows_of_others(pair: Pair) -> No
             runner.commit([2, 3], [1] * 2)
     assert keeps(runner, 1) == (3, 3)
     assert keeps(runner, 2) == (3 * 3 + 2 * 2, 5)
+
+
+def test_a_fork_feeds_nothing_and_takes_waiting_rows_along(pair: Pair, passes: list[list[int]]) -> None:
+    runner, clean = pair.runner(), pair.runner()
+    prefill(runner, 1, PROMPT[:30])
+    with torch.inference_mode():
+        runner.feed([1])
+        passes.clear()
+        plain(runner, 1, PROMPT[30:])
+        # At the present length: any cache can be forked there.
+        assert runner.fork(2, 1, 40, True) == 40
+    assert not passes and runner._feed._waiting[2].rows == runner._feed._waiting[1].rows == 10
+    prefill(clean, 2, PROMPT)
+    runner.release([1])
+    assert_same(decode(runner, 2, 7, 2)[0], decode(clean, 2, 7, 2)[0])
 
 
 def test_a_request_that_ends_takes_its_waiting_taps_along(pair: Pair, passes: list[list[int]]) -> None:

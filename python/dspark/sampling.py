@@ -139,7 +139,6 @@ MAX_BIAS = 1e6
 
 
 def _is_between(value: Any, low: float, high: float, kind: type) -> bool:
-    number: Any = value
     if not isinstance(value, kind) or isinstance(value, bool):
         return False
     number: Any = value

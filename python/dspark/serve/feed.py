@@ -33,6 +33,16 @@ class _Waiting:
     is_shared: bool = False
     """Whether others' rows stay in memory with these."""
 
+    def first(self, rows: int) -> _Waiting:
+        """The first `rows` of them, in the same tensors."""
+        found = _Waiting()
+        for taps, start, count in self.pieces:
+            if (taken := min(count, rows - found.rows)) > 0:
+                found.pieces.append((taps, start, taken))
+                found.rows += taken
+                found.is_shared |= taken < taps.shape[0]
+        return found
+
     def tensors(self) -> Iterator[Tensor]:
         return (taps[start : start + count] for taps, start, count in self.pieces)
 
@@ -41,7 +51,7 @@ class ContextFeed:
     """Draft contexts by request id, and the taps of committed tokens that are not in them yet.
 
     A prompt leaves its rows of taps, a round without a draft one row per request. These wait until a draft
-    pass or a fork needs the context, or until there are more than `WAITING_ROWS` of a request.
+    pass needs the context, or until there are more than `WAITING_ROWS` of a request.
 
     A pass that fails takes nothing away. In `take` that is no error: prompts and rounds go on, the rows go on
     waiting, and whoever needs the context tries again and is told.
@@ -83,7 +93,7 @@ class ContextFeed:
             waiting.is_shared |= is_kept and count < taps.shape[0]
             if waiting.rows - waiting.failed > WAITING_ROWS:
                 over.append(request)
-        # Of this pass alone: what ended requests left waits for the fork that needs it.
+        # Of this pass alone: what ended requests left waits for whoever is forked from them.
         over.sort(key=lambda request: -self._waiting[request].rows)
         due = {*now, *over[:FED_AT_ONCE]}
         try:
@@ -110,10 +120,20 @@ class ContextFeed:
         return [self.contexts[request] for request in requests]
 
     def fork(self, new: int, source: int, length: int, room: int) -> None:
-        """Gives `new` a copy of the first `length` positions of `source`'s context, and reserves `room`."""
-        (context,) = self.complete([source])
-        if (forked := context.fork(length, room)) is not None:
-            self.contexts[new] = forked
+        """Gives `new` a copy of the first `length` positions of `source`'s context, and reserves `room`. What
+        waits of them goes on waiting, for both."""
+        if self._draft is None:
+            return
+        context, waiting = self.contexts[source], self._waiting.get(source)
+        fed = min(length, context.length)
+        forked = context.fork(fed, room) if fed else None
+        if forked is None:
+            forked = self._draft.new_context()
+            if room:
+                forked.reserve(room)
+        if fed < length and waiting is not None:
+            self._waiting[new] = waiting.first(length - fed)
+        self.contexts[new] = forked
 
     def release(self, request: int) -> None:
         """Forgets a request."""

@@ -66,8 +66,8 @@ class Runner:
             drafts: whether `new` gets a draft context too.
 
         Returns:
-            How many positions it took, at most `length`; 0 if none can be taken, or if the draft's context
-            cannot be completed now, and then `new` stays unknown.
+            How many positions it took, at most `length`; 0 if none can be taken, or if there is no room for
+            the draft's context, and then `new` stays unknown.
 
         Raises:
             ConfigError: `source` is unknown, or `new` is known already.

@@ -2,7 +2,7 @@
 
 use super::choose::{Hope, attempt, choose, pays};
 use super::live::LiveCosts;
-use super::planner::{Planner, regime};
+use super::planner::{Planner, regime, size};
 use super::policy::Skip;
 use super::track::{Regime, Track};
 
@@ -103,14 +103,15 @@ impl Planner {
         }
         self.horizon = choice.horizon;
         if !is_plain {
-            self.pause.reset();
+            self.pauses[size(running)].reset();
         } else if let Some(best) =
             (0..able.len()).max_by(|&a, &b| hopes[a].gain().total_cmp(&hopes[b].gain()))
         {
             self.regimes.iter_mut().for_each(Regime::age);
-            if self.pause.is_over() {
+            let pause = &mut self.pauses[size(running)];
+            if pause.is_over() {
                 let (tokens, price) = attempt(running, hopes[best], cost, choice.plain);
-                self.pause.try_for(price);
+                pause.try_for(price);
                 self.forced[able[best]] = tokens;
                 depths[able[best]] = Depth { tokens, skipped: None };
             }

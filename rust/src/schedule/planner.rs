@@ -37,8 +37,9 @@ pub struct Planner {
     /// The records of greedy and of sampled requests.
     pub(super) regimes: [Regime; 2],
     corrections: [Correction; 2],
-    /// When the engine tries a draft again after it stopped drafting.
-    pub(super) pause: Pause,
+    /// When the engine tries a draft again after it stopped drafting, by [`size`]: that drafting pays for four requests
+    /// says nothing of sixteen, and requests come and go.
+    pub(super) pauses: [Pause; SIZES],
     pub(super) has_confidence: bool,
     /// Of the round under way: requests that draft, and tokens that they were to draft. Not what came of it: a chain
     /// may end for what it drew.
@@ -64,7 +65,7 @@ impl Planner {
             costs: None,
             regimes: [Regime::new(gamma), Regime::new(gamma)],
             corrections: [Correction::new(gamma), Correction::new(gamma)],
-            pause: Pause::default(),
+            pauses: Default::default(),
             has_confidence: true,
             planned: (0, 0),
             forced: Vec::new(),
@@ -174,7 +175,7 @@ impl Planner {
                 self.corrections[regime(greedy)].add(&outcome);
                 track.add(&outcome);
                 track.pause.settle(outcome.accepted);
-                self.pause.settle(outcome.accepted);
+                self.pauses.iter_mut().for_each(|pause| pause.settle(outcome.accepted));
             }
         }
     }
@@ -183,6 +184,14 @@ impl Planner {
     pub fn timed(&mut self, round: &RoundTime) -> bool {
         self.costs.as_mut().is_some_and(|costs| costs.add(round))
     }
+}
+
+/// Batches whose sizes are told apart: those of twice as many requests.
+const SIZES: usize = 16;
+
+/// Of a batch of so many requests.
+pub(super) fn size(requests: usize) -> usize {
+    (requests.max(1).ilog2() as usize).min(SIZES - 1)
 }
 
 /// Greedy or sampled.
