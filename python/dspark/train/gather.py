@@ -30,14 +30,29 @@ def directories(settings: Settings) -> dict[str, Path]:
     return found | ({"self": place / "self-made"} if data.self_prompts else {})
 
 
+def is_generated(settings: Settings) -> bool:
+    """Whether every shard that is asked for is there."""
+    asked, numbers = _tasks(settings)
+    work = {"prompts": len(asked), "self": len(numbers)}
+    return not any(shards.missing(work[kind]) for kind, shards in _shards(settings).items())
+
+
+def _tasks(settings: Settings) -> tuple[list[Asked], range]:
+    """Prompts to answer, and numbers of prompts to make up."""
+    data = settings.data
+    asked = [] if data.prompts is None else read_prompts(data.prompts, data.samples)
+    # Whole shards only: then more prompts can be asked for later, and nothing is made twice.
+    return asked, range(-(-data.self_prompts // PER_SHARD) * PER_SHARD)
+
+
 def generate(settings: Settings, say: Say) -> list[Path]:
     """Generates what is missing; returns the directories that hold what was asked for."""
     data, places = settings.data, directories(settings)
     if not places:
         return []
     # What is wrong with the files is said before a model is loaded.
-    asked = [] if data.prompts is None else read_prompts(data.prompts, data.samples)
-    openers, left_out = read_openers(data.openers), LeftOut()
+    asked, numbers = _tasks(settings)
+    shards, openers, left_out = _shards(settings), read_openers(data.openers), LeftOut()
     with DSparkDecoder.from_pretrained(
         settings.target,
         data.draft,
@@ -48,50 +63,41 @@ def generate(settings: Settings, say: Say) -> list[Path]:
         # What all shards under way may submit: none of them has to wait for another's answers.
         max_queue_size=shards_at_once(data.batch_size) * PER_SHARD,
     ) as decoder:
-        if data.prompts is not None:
-            content = _digest(data.prompts.read_bytes())
-            said = _said(settings, "prompts", prompts=content, samples=data.samples)
-            Shards(places["prompts"], said).fill(
-                asked,
-                lambda some: answer(decoder, some, data.sampling, settings.seed, left_out),
-                say,
-                data.batch_size,
-            )
-        if data.self_prompts:
-            said = _said(settings, "self", openers=_digest("\n".join(openers).encode()))
-            _self_made(settings, decoder, openers, Shards(places["self"], said), left_out, say)
+
+        def answered(some: Sequence[Asked]) -> list[Conversation]:
+            return answer(decoder, some, data.sampling, settings.seed, left_out)
+
+        def self_made(some: Sequence[int]) -> list[Conversation]:
+            return answered(invent(decoder, some, openers, data.user_sampling, settings.seed, left_out))
+
+        if asked:
+            shards["prompts"].fill(asked, answered, say, data.batch_size)
+        if numbers:
+            shards["self"].fill(numbers, self_made, say, data.batch_size)
     if given_up := left_out.said():
         say(f"generation gave up on {given_up}")
     return list(places.values())
 
 
-def _said(settings: Settings, kind: str, **more: Any) -> dict[str, Any]:
-    data = settings.data
+def _shards(settings: Settings) -> dict[str, Shards]:
+    """Where generated conversations go, by their kind, with all that decides about them."""
+    data, said = settings.data, dict[str, dict[str, Any]]()
+    if data.prompts is not None:
+        said["prompts"] = {"prompts": _digest(data.prompts.read_bytes()), "samples": data.samples}
+    if data.self_prompts:
+        said["self"] = {"openers": _digest("\n".join(read_openers(data.openers)).encode())}
     target = named(settings.target, identity(resolve(settings.target, "target")))
-    return settings_of(kind, target, data.sampling, settings.seed, draft=data.draft, **more)
+    return {
+        kind: Shards(
+            directories(settings)[kind],
+            settings_of(kind, target, data.sampling, settings.seed, draft=data.draft, **more),
+        )
+        for kind, more in said.items()
+    }
 
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
-
-
-def _self_made(
-    settings: Settings,
-    decoder: DSparkDecoder,
-    openers: Sequence[str],
-    shards: Shards,
-    left_out: LeftOut,
-    say: Say,
-) -> None:
-    data, seed = settings.data, settings.seed
-
-    def make(numbers: Sequence[int]) -> list[Conversation]:
-        asked: list[Asked] = invent(decoder, numbers, openers, data.user_sampling, seed, left_out)
-        return answer(decoder, asked, data.sampling, seed, left_out)
-
-    # Whole shards only: then more prompts can be asked for later, and nothing is made twice.
-    count = -(-data.self_prompts // PER_SHARD) * PER_SHARD
-    shards.fill(range(count), make, say, data.batch_size)
 
 
 def read_openers(file: Path | None) -> list[str]:

@@ -27,7 +27,7 @@ from dspark.train.checkpoint import read_state
 from dspark.train.create import draft_from, new_draft
 from dspark.train.data.conversations import Conversation, fingerprint, frequent_tokens
 from dspark.train.examples import StateSource
-from dspark.train.gather import directories, gather, generate
+from dspark.train.gather import directories, gather, generate, is_generated
 from dspark.train.head import check_head, embeddings_and_head
 from dspark.train.identity import identity, named
 from dspark.train.report import Say
@@ -64,8 +64,8 @@ def look(settings: Settings, world: World) -> Looked:
 
 def generate_checked(settings: Settings, looked: Looked, world: World, say: Say) -> list[Path]:
     """Generates what is missing, for a target that a draft can be trained for; see `generate`."""
-    if not directories(settings):
-        return []
+    if is_generated(settings):
+        return list(directories(settings).values())
     # Not kept: the engine loads a copy of its own.
     check_head(load_target(looked.path, device=world.device, dtype=parse_dtype(settings.dtype)), looked.path)
     return generate(settings, say)

@@ -58,6 +58,10 @@ class Shards:
         """Where shard `number` is, or will be."""
         return self.directory / f"answers-{number:05d}.safetensors"
 
+    def missing(self, tasks: int) -> list[int]:
+        """The shards of so many tasks that are not there yet."""
+        return [number for number in range(-(-tasks // PER_SHARD)) if not self.file(number).exists()]
+
     def fill(
         self,
         tasks: Sequence[Task],
@@ -71,8 +75,7 @@ class Shards:
             generate: makes the conversations of one shard; called from several threads.
             batch_size: tasks that it has to be given at once to be kept busy; see `shards_at_once`.
         """
-        numbers = range((len(tasks) + PER_SHARD - 1) // PER_SHARD)
-        left = [number for number in numbers if not self.file(number).exists()]
+        left = self.missing(len(tasks))
         started, tokens = time.monotonic(), 0
         pool = ThreadPoolExecutor(shards_at_once(batch_size), "shard")
         try:
