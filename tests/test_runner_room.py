@@ -262,8 +262,8 @@ def keeps(runner: Runner, request: int) -> tuple[float, int]:
     return sum(taps.untyped_storage().nbytes() for taps in tensors) / width, waiting.rows
 
 
-def test_who_ends_keeps_no_rows_of_those_who_go_on(pair: Pair) -> None:
-    """Rounds without a draft leave one tensor for all; a kept prefix may wait for its fork for long."""
+def three_in_rounds_without_a_draft(pair: Pair) -> Runner:
+    """After three of them, which leave one tensor each for all."""
     runner = pair.runner()
     with torch.inference_mode():
         for request in (1, 2, 3):
@@ -272,6 +272,13 @@ def test_who_ends_keeps_no_rows_of_those_who_go_on(pair: Pair) -> None:
         for token in (3, 4, 5):
             runner.verify([1, 2, 3], [token] * 3, [1] * 3)
             runner.commit([1, 2, 3], [1] * 3)
+    return runner
+
+
+def test_who_ends_keeps_no_rows_of_those_who_go_on(pair: Pair) -> None:
+    """Rounds without a draft leave one tensor for all; a kept prefix may wait for its fork for long."""
+    runner = three_in_rounds_without_a_draft(pair)
+    with torch.inference_mode():
         assert keeps(runner, 1) == (9, 3)
         runner.verify([1, 2, 3], [6] * 3, [1] * 3)
         runner.commit([2, 3], [1] * 2)
@@ -280,14 +287,8 @@ def test_who_ends_keeps_no_rows_of_those_who_go_on(pair: Pair) -> None:
 
 def test_who_leaves_between_two_passes_keeps_no_rows_of_others(pair: Pair) -> None:
     """A client that goes away ends its request before the next pass, which it is not in."""
-    runner = pair.runner()
+    runner = three_in_rounds_without_a_draft(pair)
     with torch.inference_mode():
-        for request in (1, 2, 3):
-            prefill(runner, request, PROMPT[:10])
-        runner.feed([1, 2, 3])
-        for token in (3, 4, 5):
-            runner.verify([1, 2, 3], [token] * 3, [1] * 3)
-            runner.commit([1, 2, 3], [1] * 3)
         for token in (6, 7):
             runner.verify([2, 3], [token] * 2, [1] * 2)
             runner.commit([2, 3], [1] * 2)

@@ -26,19 +26,11 @@ from dspark.train.data.conversations import Conversation, Sieve, frequent_tokens
 from dspark.train.data.generate import Asked, Sampling, answer, read_prompts
 from dspark.train.data.read import ChatMarks, read_conversations
 from dspark.train.data.shards import PER_SHARD, Shards
-from training import small_run
+from training import CLOSES_QUESTIONS, TEMPLATE, small_run
 
 TARGET = Path(__file__).parents[1] / "python" / "dspark" / "pretrained" / "tiny" / "target"
 VOCABULARY = 512
 SIZES = read_target_config(TARGET)
-TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|endoftext|>\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant] {% endif %}"
-)
-CLOSES_QUESTIONS = (
-    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-    "{% else %} {{ m.content }}<|endoftext|>{% endif %}{% endfor %}"
-)
 
 
 @pytest.fixture(scope="module")

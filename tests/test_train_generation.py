@@ -17,16 +17,8 @@ from dspark.pretrained import resolve
 from dspark.text import Tokenizer
 from dspark.train import gather
 from dspark.train.data.generate import Asked, LeftOut, Sampling, answer, invent, render, user_tags
-from training import small_run
+from training import CLOSES_QUESTIONS, TEMPLATE, small_run
 
-TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|endoftext|>\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant] {% endif %}"
-)
-CLOSES_QUESTIONS = (
-    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-    "{% else %} {{ m.content }}<|endoftext|>{% endif %}{% endfor %}"
-)
 SHORT = Sampling(max_tokens=6)
 
 

@@ -20,12 +20,9 @@ from dspark.train.data.conversations import Conversation, evaluated, fingerprint
 from dspark.train.data.read import ChatMarks, read_conversations
 from dspark.train.data.shards import PER_SHARD, Shards
 from dspark.train.teacher import Teacher
+from training import TEMPLATE
 
 VOCABULARY = 512
-TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|endoftext|>\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant] {% endif %}"
-)
 TURNS = [
     {"role": role, "content": text}
     for role, text in (("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four"))

@@ -13,6 +13,14 @@ from dspark.train.settings import DataSettings, Settings
 from dspark.train.shape import Shape
 
 STARTS = ("def ", "import os\n", "class A:\n", "for i in range(", "return self.", "try:\n", "# This ", "if x")
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|endoftext|>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+CLOSES_QUESTIONS = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }}<|endoftext|>{% endif %}{% endfor %}"
+)
 SMALL = Shape(layers=1, markov_rank=8, block_size=4, taps=(0, 2, 4))
 
 

@@ -32,6 +32,5 @@ def tokenised(texts: list[str], models: Models, *, is_code: bool) -> list[list[i
     Beginnings of program text are to be continued, not answered: no template for them.
     """
     tokenizer = models.require_tokenizer()
-    if is_code or not tokenizer.has_chat_template:
-        return [list(models.tokens(text)) for text in texts]
-    return [tokenizer.render_chat([{"role": "user", "content": text}]) for text in texts]
+    asked = (text if is_code else tokenizer.encode_prompt(text) for text in texts)
+    return [list(models.tokens(prompt)) for prompt in asked]

@@ -96,9 +96,7 @@ def render(
         for number, text in enumerate(texts, 1):
             where = f"data set {name}, prompt {number}"
             try:
-                chat = [{"role": "user", "content": text}]
-                asked = tokenizer.render_chat(chat, **template) if tokenizer.has_chat_template else text
-                tokens = models.tokens(asked)
+                tokens = models.tokens(tokenizer.encode_prompt(text, **template))
             except RequestError as error:
                 raise RequestError(f"{where}: {error}") from error
             if len(tokens) >= window:

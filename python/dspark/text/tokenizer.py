@@ -72,6 +72,13 @@ class Tokenizer:
         """Token ids of a plain prompt, with the beginning (or end) token where the checkpoint adds one."""
         return self._encode(text, add_special_tokens=True)
 
+    def encode_prompt(self, text: str, **template_kwargs: Any) -> list[int]:
+        """Token ids of a user's message in the checkpoint's chat template, or of the plain prompt where it
+        has none; errors as in `ChatTemplates.render`."""
+        if not self.has_chat_template:
+            return self.encode(text)
+        return self.render_chat([{"role": "user", "content": text}], **template_kwargs)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Bytes that are no valid UTF-8 become U+FFFD; unknown ids are nothing."""
         try:

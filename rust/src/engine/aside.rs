@@ -1,7 +1,7 @@
 //! A draft that fails: speculation steps aside for a while, and every request goes on with the target alone.
 
 use super::{Engine, ModelRunner, RunnerError};
-use crate::schedule::{Depth, Skip};
+use crate::schedule::Skip;
 
 /// The longest wait: a try that fails costs time and a traceback in the log.
 const LONGEST: u32 = 1024;
@@ -66,8 +66,8 @@ impl<M: ModelRunner> Engine<M> {
         for place in failed {
             let active = &mut self.active[place];
             active.aside.fail();
-            active.chain.recycle(&mut active.workspace);
-            active.depth = Depth { tokens: 0, skipped: Some(Skip::Broken) };
+            active.drop_draft();
+            active.depth.skipped = Some(Skip::Broken);
         }
         true
     }
