@@ -135,7 +135,7 @@ def test_one_process_generates_and_the_others_wait_for_it(
 
     def generate(*_: object) -> None:
         made.append(1)
-        (tmp_path / "run" / "data" / "asked").mkdir(parents=True)
+        (tmp_path / "run" / "data" / "asked").mkdir(parents=True, exist_ok=True)
         shutil.copy(chats, tmp_path / "run" / "data" / "asked")
 
     monkeypatch.setattr(prepare, "generate", generate)
