@@ -103,14 +103,15 @@ def test_a_draft_to_start_from_has_its_own_shape() -> None:
                 parsed("--start", "d", f"--{flag}", "5")
 
 
-def test_one_process_generates_and_checks_and_prints(
+def test_one_process_checks_and_prints(
     tmp_path: Path, chats: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
     monkeypatch.setattr("dspark.train.prepare.generate_only", lambda *_: made.append("generated") or [])
     monkeypatch.setattr("dspark.train.check.check", lambda *_: made.append("checked") or {"passed": True})
     monkeypatch.setattr("dspark.train.run.train", lambda *_: {"steps": 2})
-    for rank, expected, lines in (("1", [], 0), ("0", ["generated", "checked"], 3)):
+    for rank, expected, lines in (("1", ["generated"], 0), ("0", ["generated", "checked"], 3)):
+        made.clear()
         monkeypatch.setenv("RANK", rank)
         for more in (["--generate-only"], ["--check"], []):
             assert main([*command(tmp_path / "run", chats, *more), "--json"]) == 0

@@ -17,7 +17,7 @@ from dspark.pretrained import resolve
 from dspark.text import Tokenizer
 from dspark.train import gather
 from dspark.train.data.generate import Asked, LeftOut, Sampling, answer, invent, render, user_tags
-from training import CLOSES_QUESTIONS, TEMPLATE, small_run
+from training import ALONE, CLOSES_QUESTIONS, TEMPLATE, small_run
 
 SHORT = Sampling(max_tokens=6)
 
@@ -54,7 +54,7 @@ def test_the_engine_s_queue_holds_all_shards_under_way(
     for batch_size in (1, 96, 4096):
         data = {"files": (), "prompts": prompts, "batch_size": batch_size}
         with pytest.raises(Stop):
-            gather.generate(small_run(tmp_path / "run", tmp_path, data=data), print)
+            gather.generate(small_run(tmp_path / "run", tmp_path, data=data), ALONE, print)
     # 64 tasks a shard, and a shard more than fill the batch.
     assert [one["max_queue_size"] for one in made] == [128, 192, 65 * 64]
 
@@ -117,10 +117,10 @@ def test_what_was_given_up_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(gather, "answer", nothing)
     prompts, lines = tmp_path / "prompts.jsonl", []
     prompts.write_text('{"prompt": "a"}\n')
-    gather.generate(
-        small_run(tmp_path / "run", tmp_path, data={"files": (), "prompts": prompts}), lines.append
+    left_out = gather.generate(
+        small_run(tmp_path / "run", tmp_path, data={"files": (), "prompts": prompts}), ALONE, lines.append
     )
-    assert lines[-1] == "generation gave up on 3 odd ones"
+    assert left_out.said() == "3 odd ones"
 
 
 def test_several_turns_need_a_template(decoders: Callable[..., DSparkDecoder]) -> None:

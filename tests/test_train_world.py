@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +20,8 @@ from dspark import DSparkDecoder
 from dspark.errors import ConfigError
 from dspark.train import prepare
 from dspark.train.checkpoint import read_state
+from dspark.train.data.read import read_conversations
+from dspark.train.data.shards import PER_SHARD
 from dspark.train.run import train
 from dspark.train.world import World, join
 from training import small_run, write_chats
@@ -72,7 +73,8 @@ def two_processes(
     launch(output.with_suffix(".py"), filled)
 
 
-def launch(script: Path, text: str) -> None:
+def launch(script: Path, text: str) -> str:
+    """What it printed."""
     script.write_text(text)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
@@ -80,6 +82,7 @@ def launch(script: Path, text: str) -> None:
         [*command, str(script)], env=environment, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 @pytest.mark.parametrize(("how", "micro_batch"), [("ddp", 4), ("ddp", 1), ("fsdp", 1)])
@@ -124,25 +127,51 @@ def stored(cache: Path) -> list[list[str]]:
     return found
 
 
-def test_one_process_generates_and_the_others_wait_for_it(
-    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=16)
+GENERATES = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from training import small_run
+from dspark.train import gather
+from dspark.train.data.generate import NO_ROOM, Sampling, answer
+from dspark.train.data.shards import Shards
+from dspark.train.prepare import generate_only
+
+write, run = Shards._write, Path({output!r})
+
+
+def written(shards, number, found):
+    (run / f"made-{{number}}-by-{{os.environ['RANK']}}").touch()
+    write(shards, number, found)
+
+
+def answered(decoder, asked, sampling, seed, left_out):
+    left_out.add(NO_ROOM)
+    return answer(decoder, asked, sampling, seed, left_out)
+
+
+Shards._write, gather.answer = written, answered
+data = {{"files": (), "prompts": Path({asked!r}), "sampling": Sampling(max_tokens=2)}}
+print(generate_only(small_run(run, run, data=data), print))
+"""
+
+
+def test_processes_share_what_is_to_be_generated(tmp_path: Path) -> None:
     asked = tmp_path / "asked.jsonl"
-    asked.write_text('{"prompt": "def "}\n')
-    settings = small_run(tmp_path / "run", chats, data={"files": (), "prompts": asked})
-    made = []
+    asked.write_text("".join(json.dumps({"prompt": f"def f{i}("}) + "\n" for i in range(2 * PER_SHARD + 1)))
+    (tmp_path / "run").mkdir()
+    script = GENERATES.format(tests=str(ROOT / "tests"), output=str(tmp_path / "run"), asked=str(asked))
+    said = launch(tmp_path / "generates.py", script)
+    made = sorted(path.name for path in (tmp_path / "run").glob("made-*"))
+    assert made == ["made-0-by-0", "made-1-by-1", "made-2-by-0"]
+    assert "of 2 shards" in said and "of 1 shards" not in said  # the main process speaks
+    assert "gave up on 3 answers that had no room" in said  # for all
+    found = list(read_conversations([tmp_path / "run" / "data" / "asked"], None, 4096))
+    assert len(found) == 2 * PER_SHARD + 1
+    assert said.count("data/asked") == 2  # both know where
 
-    def generate(*_: object) -> None:
-        made.append(1)
-        (tmp_path / "run" / "data" / "asked").mkdir(parents=True, exist_ok=True)
-        shutil.copy(chats, tmp_path / "run" / "data" / "asked")
 
-    monkeypatch.setattr(prepare, "generate", generate)
-    main, other = (prepare.prepare(settings, World(rank, 1, torch.device("cpu")), print) for rank in (0, 1))
-    assert made == [1]
-    assert main.run == other.run
-    # Generation takes longer than torch would wait.
+def test_processes_wait_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, timedelta] = {}
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
@@ -160,8 +189,10 @@ def test_processes_that_see_other_files_are_refused(
     settings = small_run(tmp_path / "run", many)
     said: list[list[int]] = []
 
-    def largest(bounds: Tensor, how: object) -> None:
-        """The other process said the first thing that was said."""
+    def largest(bounds: Tensor, how: object = None) -> None:
+        """The other process gave up on nothing, and said the first thing that was said."""
+        if how is None:
+            return
         said.append(bounds.tolist())
         bounds.copy_(torch.maximum(bounds, torch.tensor(said[0])))
 

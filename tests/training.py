@@ -7,10 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dspark import DSparkDecoder, SamplingParams
 from dspark.train.loop import Pace
 from dspark.train.settings import DataSettings, Settings
 from dspark.train.shape import Shape
+from dspark.train.world import World
 
 STARTS = ("def ", "import os\n", "class A:\n", "for i in range(", "return self.", "try:\n", "# This ", "if x")
 TEMPLATE = (
@@ -35,6 +38,9 @@ def write_chats(file: Path, decoder: DSparkDecoder, count: int = 24, tokens: int
         lines.append(json.dumps({"token_ids": ids, "answer_start": start}))
     file.write_text("\n".join(lines))
     return file
+
+
+ALONE = World(0, 1, torch.device("cpu"))
 
 
 def small_run(output: Path, chats: Path, *, shape: dict[str, Any] | None = None, **changes: Any) -> Settings:

@@ -195,19 +195,17 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigError(f"--threads is {options.threads}; expected at least 1")
         torch.set_num_threads(options.threads)
     from dspark.train.check import check
-    from dspark.train.lock import held
     from dspark.train.prepare import generate_only
     from dspark.train.run import train
     from dspark.train.world import is_main_process
 
     settings = settings_of(options)
-    if not is_main_process() and (options.check or options.generate_only):
-        return 0  # under torchrun one process generates, or checks
+    if options.check and not is_main_process():
+        return 0  # under torchrun one process checks
     if options.check:
         found = check(settings, say)
     elif options.generate_only:
-        with held(settings.output, say):
-            found = {"generated": [str(path) for path in generate_only(settings, say)]}
+        found = {"generated": [str(path) for path in generate_only(settings, say)]}
     else:
         found = train(settings, say)
     if is_main_process():

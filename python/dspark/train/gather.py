@@ -19,6 +19,7 @@ from dspark.train.data.shards import PER_SHARD, Shards, shards_at_once
 from dspark.train.identity import identity, named
 from dspark.train.report import Say
 from dspark.train.settings import Settings
+from dspark.train.world import World
 
 GENERATED = "data"
 
@@ -30,11 +31,12 @@ def directories(settings: Settings) -> dict[str, Path]:
     return found | ({"self": place / "self-made"} if data.self_prompts else {})
 
 
-def is_generated(settings: Settings) -> bool:
-    """Whether every shard that is asked for is there."""
+def is_generated(settings: Settings, world: World) -> bool:
+    """Whether every shard that this process is asked for is there."""
     asked, numbers = _tasks(settings)
     work = {"prompts": len(asked), "self": len(numbers)}
-    return not any(shards.missing(work[kind]) for kind, shards in _shards(settings).items())
+    of = world.rank, world.size
+    return not any(shards.missing(work[kind], *of) for kind, shards in _shards(settings).items())
 
 
 def _tasks(settings: Settings) -> tuple[list[Asked], range]:
@@ -45,18 +47,16 @@ def _tasks(settings: Settings) -> tuple[list[Asked], range]:
     return asked, range(-(-data.self_prompts // PER_SHARD) * PER_SHARD)
 
 
-def generate(settings: Settings, say: Say) -> list[Path]:
-    """Generates what is missing; returns the directories that hold what was asked for."""
-    data, places = settings.data, directories(settings)
-    if not places:
-        return []
+def generate(settings: Settings, world: World, say: Say) -> LeftOut:
+    """Generates this process's share of what is missing; returns what it gave up on."""
+    data = settings.data
     # What is wrong with the files is said before a model is loaded.
     asked, numbers = _tasks(settings)
     shards, openers, left_out = _shards(settings), read_openers(data.openers), LeftOut()
     with DSparkDecoder.from_pretrained(
         settings.target,
         data.draft,
-        device=settings.device,
+        device=str(world.device),
         dtype=settings.dtype,
         policy="fixed",
         max_batch_size=data.batch_size,
@@ -71,12 +71,10 @@ def generate(settings: Settings, say: Say) -> list[Path]:
             return answered(invent(decoder, some, openers, data.user_sampling, settings.seed, left_out))
 
         if asked:
-            shards["prompts"].fill(asked, answered, say, data.batch_size)
+            shards["prompts"].fill(asked, answered, say, data.batch_size, world.rank, world.size)
         if numbers:
-            shards["self"].fill(numbers, self_made, say, data.batch_size)
-    if given_up := left_out.said():
-        say(f"generation gave up on {given_up}")
-    return list(places.values())
+            shards["self"].fill(numbers, self_made, say, data.batch_size, world.rank, world.size)
+    return left_out
 
 
 def _shards(settings: Settings) -> dict[str, Shards]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,17 @@ from dspark.train.cache import StateCache, cache_bytes, check_size
 from dspark.train.checkpoint import read_state
 from dspark.train.create import draft_from, new_draft
 from dspark.train.data.conversations import Conversation, fingerprint, frequent_tokens
+from dspark.train.data.generate import LeftOut
 from dspark.train.examples import StateSource
 from dspark.train.gather import directories, gather, generate, is_generated
 from dspark.train.head import check_head, embeddings_and_head
 from dspark.train.identity import identity, named
+from dspark.train.lock import held
 from dspark.train.report import Say
 from dspark.train.settings import Settings
 from dspark.train.shape import draft_config, mask_token
 from dspark.train.teacher import Teacher
-from dspark.train.world import World
+from dspark.train.world import World, join
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +66,46 @@ def look(settings: Settings, world: World) -> Looked:
 
 
 def generate_checked(settings: Settings, looked: Looked, world: World, say: Say) -> list[Path]:
-    """Generates what is missing, for a target that a draft can be trained for; see `generate`."""
-    if is_generated(settings):
-        return list(directories(settings).values())
-    # Not kept: the engine loads a copy of its own.
-    check_head(load_target(looked.path, device=world.device, dtype=parse_dtype(settings.dtype)), looked.path)
-    return generate(settings, say)
+    """Generates what is missing, for a target that a draft can be trained for: every process its share.
+    Returns the directories that hold what was asked for, once all of it is there."""
+    left_out = LeftOut()
+    if not is_generated(settings, world):
+        # Not kept: the engine loads a copy of its own.
+        check_head(
+            load_target(looked.path, device=world.device, dtype=parse_dtype(settings.dtype)), looked.path
+        )
+        left_out = generate(settings, world, say)
+    if given_up := left_out.of_all(world).said():  # waits for all processes
+        say(f"generation gave up on {given_up}")
+    return list(directories(settings).values())
 
 
 def generate_only(settings: Settings, say: Say) -> list[Path]:
-    """Generates what is missing, and refuses before that what training would; see `generate`."""
-    world = World(0, 1, parse_device(settings.device))
-    return generate_checked(settings, look(settings, world), world, say)
+    """Generates what is missing, and refuses before that what training would; see `generate_checked`."""
+    with at_work(settings, say) as (world, talk):
+        return generate_checked(settings, look(settings, world), world, talk)
+
+
+@contextmanager
+def at_work(settings: Settings, say: Say, world: World | None = None) -> Iterator[tuple[World, Say]]:
+    """This process's place (`world`; None: as torchrun says) and its voice: the main process talks, and holds
+    the run's directory for all of them.
+
+    Raises:
+        ConfigError: another run is at work there.
+    """
+    world = world or join(parse_device(settings.device))
+    talk = say if world.is_main else _silent
+    try:
+        with held(settings.output, talk) if world.is_main else nullcontext():
+            world.wait()  # nobody writes before the directory is theirs
+            yield world, talk
+    finally:
+        world.close()
+
+
+def _silent(line: str) -> None:
+    pass
 
 
 @dataclass(slots=True)
@@ -99,11 +130,7 @@ def prepare(settings: Settings, world: World, say: Say) -> Prepared:
     """
     looked = look(settings, world)
     state, path, tokenizer = looked.state, looked.path, looked.tokenizer
-    generated = list(directories(settings).values())
-    # Generation is one process's work, the others read what it wrote.
-    if world.is_main:
-        generate_checked(settings, looked, world, say)
-    world.wait()
+    generated = generate_checked(settings, looked, world, say)
     trained, held_out = gather(settings, generated, tokenizer, looked.sizes, say)
     target = load_target(path, device=world.device, dtype=parse_dtype(settings.dtype))
     check_head(target, path)

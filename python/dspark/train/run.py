@@ -7,25 +7,23 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.serve.models import parse_device
 from dspark.train.acceptance import HeldOut
 from dspark.train.checkpoint import load_state, load_weights, save_state
 from dspark.train.create import trained_parameters
 from dspark.train.data.conversations import evaluated
-from dspark.train.lock import held
 from dspark.train.loop import Loop, Progress
 from dspark.train.optimiser import Optimiser, Rate
-from dspark.train.prepare import Prepared, prepare, states_of, teacher_of
+from dspark.train.prepare import Prepared, at_work, prepare, states_of, teacher_of
 from dspark.train.report import Log, Say, reports
 from dspark.train.save import mend, packaging_of, save_draft
 from dspark.train.settings import SAVE_DTYPES, Settings
 from dspark.train.step import Blocks, Stepper, loss_pass_of
-from dspark.train.world import World, distribute, join, whole
+from dspark.train.world import World, distribute, whole
 
 
 def train(settings: Settings, say: Say, world: World | None = None) -> dict[str, Any]:
@@ -38,19 +36,10 @@ def train(settings: Settings, say: Say, world: World | None = None) -> dict[str,
         DSparkError: settings, data or a checkpoint are not usable, in one sentence.
     """
     started = time.monotonic()
-    world = world or join(parse_device(settings.device))
-    talk = say if world.is_main else _silent
-    try:
-        with held(settings.output, talk) if world.is_main else nullcontext():
-            if world.is_main:
-                mend(settings.output / "draft")
-            return _train(settings, prepare(settings, world, talk), started, talk)
-    finally:
-        world.close()
-
-
-def _silent(line: str) -> None:
-    pass
+    with at_work(settings, say, world) as (place, talk):
+        if place.is_main:
+            mend(settings.output / "draft")
+        return _train(settings, prepare(settings, place, talk), started, talk)
 
 
 def _train(settings: Settings, ready: Prepared, started: float, say: Say) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from dspark.audit.prompts import read_turns
 from dspark.decoder import DSparkDecoder
@@ -19,6 +20,7 @@ from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.text import Tokenizer
 from dspark.train.data.conversations import Conversation
+from dspark.train.world import World
 
 MARK = "\u2063user turn\u2063"
 """A user's turn that no template writes itself: what stands before it ends with the user's tag."""
@@ -65,6 +67,15 @@ class LeftOut:
         """`count` more for this reason."""
         with self._lock:
             self.counts[why] += count
+
+    def of_all(self, world: World) -> LeftOut:
+        """The counts of all processes together; every one must ask."""
+        reasons = (NO_ROOM, CUT_TURNS, ENDLESS)
+        counts = world.sum(torch.tensor([self.counts[why] for why in reasons], device=world.device))
+        found = LeftOut()
+        for why, count in zip(reasons, counts.tolist(), strict=True):
+            found.add(why, count)
+        return found
 
     def said(self) -> str:
         """For people; empty where nothing was left out."""

@@ -41,26 +41,27 @@ class Shards:
         Raises:
             CheckpointError: the directory holds what other settings gave.
         """
-        self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        self.directory, self._settings = directory, settings
         said = directory / SETTINGS
         # Where nothing was generated yet, nothing is mixed.
-        if said.exists() and any(directory.glob("answers-*.safetensors")):
+        self._begun = said.exists() and any(directory.glob("answers-*.safetensors"))
+        if self._begun:
             found = json.loads(said.read_text(encoding="utf-8"))
             if odd := difference(found, settings):
                 raise CheckpointError(
                     f"{said}: what is there was generated with {odd}: name another directory"
                 )
-        else:
-            write_whole(said, json.dumps(settings, indent=2))
 
     def file(self, number: int) -> Path:
         """Where shard `number` is, or will be."""
         return self.directory / f"answers-{number:05d}.safetensors"
 
-    def missing(self, tasks: int) -> list[int]:
-        """The shards of so many tasks that are not there yet."""
-        return [number for number in range(-(-tasks // PER_SHARD)) if not self.file(number).exists()]
+    def missing(self, tasks: int, rank: int = 0, size: int = 1) -> list[int]:
+        """Those shards of so many tasks that are not there yet and are for process `rank` of `size` to make.
+
+        By their numbers alone: processes that look at different moments divide them alike.
+        """
+        return [n for n in range(rank, -(-tasks // PER_SHARD), size) if not self.file(n).exists()]
 
     def fill(
         self,
@@ -68,14 +69,19 @@ class Shards:
         generate: Callable[[Sequence[Task]], list[Conversation]],
         say: Say,
         batch_size: int = 1,
+        rank: int = 0,
+        size: int = 1,
     ) -> None:
-        """Generates the shards that are missing, with an estimate of the time left.
+        """Generates this process's shards that are missing, with an estimate of the time left.
 
         Args:
             generate: makes the conversations of one shard; called from several threads.
             batch_size: tasks that it has to be given at once to be kept busy; see `shards_at_once`.
         """
-        left = self.missing(len(tasks))
+        left = self.missing(len(tasks), rank, size)
+        if left and not self._begun:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_whole(self.directory / SETTINGS, json.dumps(self._settings, indent=2))
         started, tokens = time.monotonic(), 0
         pool = ThreadPoolExecutor(shards_at_once(batch_size), "shard")
         try:
@@ -88,9 +94,10 @@ class Shards:
                 self._write(shards.pop(shard), found)
                 tokens += sum(one.answer_tokens for one in found)
                 seconds = time.monotonic() - started
+                each = "" if size == 1 else f", by each of {size} processes"
                 say(
-                    f"generated {done} of {len(left)} shards, {tokens:,} tokens at {tokens / seconds:.0f}/s, "
-                    f"{duration(seconds / done * (len(left) - done))} left"
+                    f"generated {done} of {len(left)} shards, {tokens:,} tokens at {tokens / seconds:.0f}/s"
+                    f"{each}, {duration(seconds / done * (len(left) - done))} left"
                 )
         finally:
             # After a failure nobody waits for the shards under way: closing the decoder ends them.
