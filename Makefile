@@ -33,7 +33,7 @@ export PYO3_PYTHON := $(BIN)/python
 help:
 	@echo 'make demo [MODEL=smollm2|tiny]   speculative text beside plain text, with a table'
 	@echo 'make test                        every check; make test-long: the statistics that take minutes'
-	@echo 'make bench                       the measurements that the README quotes'
+	@echo 'make bench                       the short measurements that the README quotes'
 	@echo 'make wheel                       the wheel to publish, in dist/'
 	@echo 'make lint, format, clean'
 

@@ -142,10 +142,7 @@ def test_every_accepted_length_rolls_back_to_a_run_of_the_kept_tokens(
 
 
 def keys_and_values(cache: AdaptedCache) -> list[Tensor]:
-    layers = getattr(cache.states, "layers", None)
-    if layers is not None:
-        return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
-    return [*cache.states.key_cache, *cache.states.value_cache]
+    return [tensor for layer in cache.states.layers for tensor in (layer.keys, layer.values)]
 
 
 def test_the_comparison_would_show_a_rollback_that_is_one_off(target: TransformersTarget) -> None:

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,32 +185,33 @@ def test_a_ring_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         load_target(path)
 
 
-class OldCache:
-    """As in transformers up to 4.53: two lists, and a count apart from them."""
+class Counting:
+    """A cache that counts apart from its tensors."""
 
     def __init__(self, length: int) -> None:
-        self.key_cache = [torch.randn(1, 2, length, 4) for _ in range(LAYERS)]
-        self.value_cache = [torch.randn(1, 2, length, 4) for _ in range(LAYERS)]
-        self._seen_tokens = length
+        shape = 1, 2, length, 4
+        self.layers = [
+            SimpleNamespace(keys=torch.randn(shape), values=torch.randn(shape)) for _ in range(LAYERS)
+        ]
+        self.counted = length
 
     def get_seq_length(self) -> int:
-        return self._seen_tokens
+        return self.counted
 
 
-def test_the_older_layout_is_cut_too() -> None:
-    cache = OldCache(9)
-    before = [tensor.clone() for tensor in (*cache.key_cache, *cache.value_cache)]
+def test_tensors_are_cut_and_the_count_is_compared() -> None:
+    cache = Counting(9)
+    before = [layer.keys.clone() for layer in cache.layers]
     assert states.fault(cache, 9) is None and states.foreign_state(cache) is None
     copy = states.copied(cache, 4)
+    copy.counted = 4
     assert states.fault(copy, 4) is None and states.fault(cache, 9) is None
-    copy.value_cache[0].zero_()
+    copy.layers[0].keys.zero_()
     states.truncate(cache, 6)
-    assert states.fault(cache, 6) is None
+    assert states.fault(cache, 6) == "counts 9 positions where 6 are kept"
     assert states.fault(cache, 9) == "keeps 6 positions of 9 in layer 0"
-    for tensor, whole in zip((*cache.key_cache, *cache.value_cache), before, strict=True):
-        assert torch.equal(tensor, whole[:, :, :6])
-    cache._seen_tokens = 7
-    assert states.fault(cache, 6) == "counts 7 positions where 6 are kept"
+    for layer, whole in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, whole[:, :, :6])
 
 
 def test_a_state_beside_keys_and_values_is_named() -> None:

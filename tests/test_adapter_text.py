@@ -39,7 +39,7 @@ def generated(path: Path, prompt: list[int]) -> list[int]:
     """transformers' own greedy text."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path, torch_dtype="auto")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
     assert model.dtype == torch.float64
     ids = torch.tensor([prompt])
     options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -58,6 +58,7 @@ def test_greedy_text_is_that_of_transformers(pair: tuple[Path, Path], acceptance
         stats, info = decoder.stats(), decoder.info()
     assert stats["drafted"] > 0 and stats["accepted"] > 0
     assert info["target_runs_through"].startswith("transformers ")
+    assert info["attention"] == f"that of {info['target_runs_through']}"
     for prompt, result in zip(PROMPTS, results, strict=True):
         assert list(result.token_ids) == generated(target, prompt)
 

@@ -230,6 +230,9 @@ def test_every_slot_is_used_and_every_step_reads_the_one_before() -> None:
     greedy = SamplingParams(temperature=0.0).with_defaults({})
     ids, _ = _core.draft_chain(0, base, None, zero, "rejection", greedy, Noise(1, 1))
     assert ids == [2, 3, 4, 5, 6]
+    odd = {"markov": zero["markov"] | {"kind": "trigram"}}
+    with pytest.raises(ConfigError, match='"vanilla", "gated" or "rnn", not "trigram"'):
+        _core.draft_chain(0, base, None, odd, "rejection", greedy, Noise(1, 1))
     successor = torch.eye(vocabulary).roll(1, 0) * 10  # W2 W1[x] is largest at x + 1
     heads = {"markov": {"kind": "vanilla", "w1": torch.eye(vocabulary), "w2": successor}}
     for limit in (1, 3, 5):

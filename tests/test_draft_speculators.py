@@ -120,6 +120,7 @@ def test_plain_dflash_by_content(load: Load) -> None:
     assert load(nested_config({"sample_from_anchor": False}), draft_tensors(own=False)).config.gamma == 4
     deepspec = flat_config(markov_rank=0, markov_head_type=None, enable_confidence_head=False, block_size=7)
     assert load(deepspec, draft_tensors(own=True, **PLAIN)).config.gamma == 7
+    assert load(deepspec | {"sample_from_anchor": False}, draft_tensors(own=True, **PLAIN)).config.gamma == 6
 
 
 def test_a_dropped_slot_counts_in_the_width_that_can_be_asked_for(load: Load) -> None:

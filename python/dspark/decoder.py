@@ -65,6 +65,7 @@ class DSparkDecoder:
         policy: str = "throughput",
         confidence_threshold: float | None = None,
         cost_table: _core.CostTable | None = None,
+        budget_lag: int | None = None,
         calibration: _core.Calibration | str | PathLike[str] | None = None,
         block_size: int | None = None,
         markov_candidates: int | None = None,
@@ -89,6 +90,10 @@ class DSparkDecoder:
                 `confidence_threshold`.
             cost_table: what "throughput" plans by. Without one, and with a draft, passes are timed at the
                 start: about two dozen, a second where they are fast. The times are kept on disk.
+            budget_lag: where text hangs on what is drawn (rules "rejection" and "block" above temperature 0)
+                "throughput" may not look ahead: it walks through this round's drafts while they pay (the
+                paper's Algorithm 1). With a lag it verifies as many tokens as would have been best for the
+                confidences of so many rounds ago (its section 5.2).
             calibration: of the confidence head, one for every request or the path of a file that
                 `dspark calibrate` wrote. Without one, "throughput" takes the draft's own `calibration.json`
                 if there is one; the other policies take the head's own confidences.
@@ -112,6 +117,7 @@ class DSparkDecoder:
             policy=policy,
             confidence_threshold=confidence_threshold,
             cost_table=cost_table,
+            budget_lag=budget_lag,
             calibration=calibration,
             block_size=block_size,
             markov_candidates=markov_candidates,

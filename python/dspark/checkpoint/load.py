@@ -147,9 +147,3 @@ def read_tensor(stored: StoredTensor) -> torch.Tensor:
 def _place(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
     owner_name, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(owner_name), leaf, nn.Parameter(tensor, requires_grad=False))
-
-
-def unused(weights: WeightFiles, names: Mapping[str, str]) -> list[StoredTensor]:
-    """Tensors of the checkpoint that no parameter took."""
-    taken = set(names.values())
-    return [stored for name, stored in sorted(weights.tensors.items()) if name not in taken]

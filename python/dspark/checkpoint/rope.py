@@ -12,7 +12,7 @@ from dspark.errors import CheckpointError
 KINDS = ("default", "linear", "yarn", "llama3")
 PLACES = ("rope_parameters", "rope_scaling")
 DEFAULT_THETA = 10_000.0
-LARGEST_NUMBER = 1e30
+LARGEST_ROTARY = 1e30
 """No base or factor is larger, and no limit: what is, or is not a number, comes from a damaged file."""
 
 T = TypeVar("T")
@@ -147,7 +147,7 @@ class _Reader:
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if abs(value) <= LARGEST_NUMBER else None
+    return float(value) if abs(value) <= LARGEST_ROTARY else None
 
 
 def _text(value: Any) -> str | None:

@@ -27,7 +27,7 @@ from dspark.cli import (
     train,
 )
 from dspark.cli.show import print_json, say
-from dspark.cli.streams import check_output, discard, write
+from dspark.cli.streams import discard, prepare_output, write
 from dspark.errors import ConfigError, DSparkError
 
 ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
@@ -78,7 +78,7 @@ def guarded(action: Callable[[], int], *, as_json: bool = False) -> int:
 
 def _outcome(action: Callable[[], int], as_json: bool) -> int:
     try:
-        check_output()
+        prepare_output()
         return _flushed(action)
     except BrokenPipeError:
         raise

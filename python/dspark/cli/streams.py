@@ -12,7 +12,7 @@ from typing import TextIO
 from dspark.errors import ConfigError, DSparkError
 
 
-def check_output() -> None:
+def prepare_output() -> None:
     """Raises `ConfigError` if standard output is closed; lets remarks go nowhere if standard error is.
 
     Python has `None` for a stream that was closed before it began, and prints to standard output what is

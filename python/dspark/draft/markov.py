@@ -28,10 +28,6 @@ class VanillaMarkov(nn.Module):
         self.markov_w1 = nn.Embedding(vocab_size, markov_rank)
         self.markov_w2 = nn.Linear(markov_rank, draft_vocab_size or vocab_size, bias=False)
 
-    def initial_state(self, like: Tensor) -> Tensor | None:
-        """State before the first slot, for inputs shaped `[..., rank]` like `like`; None: stateless."""
-        return None
-
     def features(self, previous: Tensor) -> Tensor:
         """W1[x], `[..., rank]`, of token ids `[...]`; the confidence head reads it too."""
         return self.markov_w1(previous)  # type: ignore[no-any-return]
@@ -42,6 +38,7 @@ class VanillaMarkov(nn.Module):
         """Bias `[..., draft vocabulary]` after tokens `previous` `[...]`, and the next state.
 
         `hidden` `[..., hidden]` is the backbone's output at the slot; heads that do not read it ignore it.
+        `state` is what the slot before returned, None before the first.
         """
         return self.markov_w2(self.features(previous)), None
 
@@ -91,9 +88,6 @@ class RNNHead(VanillaMarkov):
     ) -> None:
         super().__init__(vocab_size, markov_rank, draft_vocab_size)
         self.joint_proj = nn.Linear(2 * markov_rank + hidden_size, 3 * markov_rank)
-
-    def initial_state(self, like: Tensor) -> Tensor | None:
-        return torch.zeros_like(like)
 
     def step(
         self, previous: Tensor, hidden: Tensor | None = None, state: Tensor | None = None

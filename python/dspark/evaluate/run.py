@@ -121,9 +121,7 @@ def evaluate_pair(
     prompts = render(models, data_sets, options.window(models), template)
     answers: dict[tuple[Regime, str], list[Answer]] = {}
     raw: dict[Regime, list[GenerationResult]] = {}
-    with DSparkDecoder(lambda: models, options) as decoder:
-        info = decoder.info() | {"dspark": __version__, "plan": asdict(plan)}
-    info["template_options"] = dict(template) if template else None
+    info: dict[str, Any] = {}
     width = models.drafted_per_round(options.block_size)
     names = [name for name, texts in data_sets.items() for _ in texts]
     filled = [params.with_defaults(models.generation_config) for params in regimes]
@@ -134,6 +132,7 @@ def evaluate_pair(
         draft: list[GenerationResult] = []
         for start in range(0, len(jobs), len(prompts)):
             with DSparkDecoder(lambda: models, options) as decoder:
+                info = info or decoder.info()
                 # First passes are slower, on both sides. Backwards: nothing that follows begins like it.
                 for drafting in (False, True):
                     first = replace(params, max_tokens=16, ignore_eos=True, speculative=drafting)
@@ -169,7 +168,12 @@ def evaluate_pair(
         table = _table(names, by_method, width)
         rounds = judged_rounds(raw[regime], which, width)
         done.append(Evaluated(regime, table, score_head(models, regime, rounds, prompts, options.policy)))
-    return Evaluation(info, done)
+    about = {
+        "dspark": __version__,
+        "plan": asdict(plan),
+        "template_options": dict(template) if template else None,
+    }
+    return Evaluation(info | about, done)
 
 
 def _jobs(

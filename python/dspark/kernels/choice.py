@@ -40,11 +40,6 @@ _made: dict[tuple[str | None, ...], Choice] = {}
 _guard = Lock()
 
 
-def choose(device: torch.device) -> _core.Kernels | None:
-    """The kernels for tensors on `device`, or None; see `look`."""
-    return look(device).kernels
-
-
 def look(device: torch.device) -> Choice:
     """The choice for `device`, made once and kept.
 

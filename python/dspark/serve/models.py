@@ -190,9 +190,11 @@ class Models:
         return {} if self.draft is None else heads_to_core(self.draft)
 
     def _attention(self) -> str:
-        """What attends, and on how many threads."""
+        """What attends in the target, and on how many threads."""
+        if (through := getattr(self.target, "runs_through", None)) is not None:
+            return f"that of {through}"
         if self.target.device.type != "cpu":
-            return "torch"
+            return self.roles.get("attention", "torch")
         threads = "torch's threads" if parallel_region() else "one thread: no OpenMP library is torch's alone"
         return f"the core's, on {threads}, for a few rows of float32 or bfloat16; torch's for the rest"
 

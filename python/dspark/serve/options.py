@@ -24,6 +24,7 @@ _WHOLE = (
     "max_kv_tokens",
     "prefill_chunk_size",
     "max_queue_size",
+    "budget_lag",
 )
 
 PAGE = 16
@@ -44,6 +45,7 @@ class Options:
     policy: str = "throughput"
     confidence_threshold: float | None = None
     cost_table: _core.CostTable | None = None
+    budget_lag: int | None = None
     calibration: _core.Calibration | str | PathLike[str] | None = None
     block_size: int | None = None
     markov_candidates: int | None = None
@@ -78,8 +80,9 @@ class Options:
             raise ConfigError(
                 f'confidence_threshold is for policy "threshold", and the policy is "{self.policy}"'
             )
-        if self.cost_table is not None and self.policy != "throughput":
-            raise ConfigError(f'cost_table is for policy "throughput", and the policy is "{self.policy}"')
+        for name in ("cost_table", "budget_lag"):
+            if getattr(self, name) is not None and self.policy != "throughput":
+                raise ConfigError(f'{name} is for policy "throughput", and the policy is "{self.policy}"')
 
     def window(self, models: Models) -> int:
         """Positions of one request at most."""
@@ -134,6 +137,7 @@ class Options:
             cost_table=costs if models.draft is not None else None,
             markov_candidates=self.markov_candidates,
             calibrations=calibrations,
+            budget_lag=self.budget_lag if models.draft is not None else None,
         )
 
     def info(self, models: Models) -> dict[str, Any]:
@@ -142,6 +146,7 @@ class Options:
             "acceptance": self.acceptance,
             "policy": self.policy if models.draft is not None else "none: no draft",
             "confidence_threshold": self.confidence_threshold,
+            "budget_lag": self.budget_lag,
             "block_size": models.drafted_per_round(self.block_size),
             "markov_candidates": self.markov_candidates,
             "max_batch_size": self.max_batch_size,

@@ -34,7 +34,8 @@ class Runner:
         self.forks_at_parts = target.forks_at_parts
         self.taps: Sequence[int] = draft.config.target_layer_ids if draft is not None else ()
         self.needs_hidden = draft is not None and (
-            draft.confidence_head is not None or draft.config.markov_head_type in ("gated", "rnn")
+            draft.confidence_head is not None
+            or (draft.markov_head is not None and draft.markov_head.needs_hidden)
         )
         self._caches: dict[int, TargetCache] = {}
         self._feed = ContextFeed(draft)

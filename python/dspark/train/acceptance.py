@@ -22,6 +22,9 @@ from dspark.train.forward import BlockOutputs, TrainingPass
 from dspark.train.head import teacher_logits
 from dspark.train.teacher import Teacher
 
+TEMPERATURES = 1.0, 0.7
+"""What a run measures, beside temperature 0."""
+
 ROWS_AT_ONCE = 128
 
 

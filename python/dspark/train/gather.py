@@ -13,7 +13,7 @@ from dspark.pretrained import resolve
 from dspark.target.protocol import TargetSizes
 from dspark.text import Tokenizer
 from dspark.train.data.conversations import Conversation, Sieve, split
-from dspark.train.data.generate import Asked, LeftOut, answer, invent, read_prompts, settings_of
+from dspark.train.data.generate import Asked, LeftOut, Sampling, answer, invent, read_prompts, settings_of
 from dspark.train.data.read import ChatMarks, read_conversations
 from dspark.train.data.shards import PER_SHARD, Shards, shards_at_once
 from dspark.train.identity import identity, named
@@ -22,6 +22,8 @@ from dspark.train.settings import Settings
 from dspark.train.world import World
 
 GENERATED = "data"
+USERS = Sampling(temperatures=(1.0, 1.0), top_p=0.95, max_tokens=96)
+"""How made-up users' turns are drawn."""
 
 
 def directories(settings: Settings) -> dict[str, Path]:
@@ -68,7 +70,7 @@ def generate(settings: Settings, world: World, say: Say) -> LeftOut:
             return answer(decoder, some, data.sampling, settings.seed, left_out)
 
         def self_made(some: Sequence[int]) -> list[Conversation]:
-            return answered(invent(decoder, some, openers, data.user_sampling, settings.seed, left_out))
+            return answered(invent(decoder, some, openers, USERS, settings.seed, left_out))
 
         if asked:
             shards["prompts"].fill(asked, answered, say, data.batch_size, world.rank, world.size)

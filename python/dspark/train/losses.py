@@ -16,6 +16,10 @@ TINY = 1e-6
 """The reference adds this to the sums of weights, so that a batch without a label divides by something."""
 
 
+SMOOTHING = 0.5
+"""a of D-PACE's (1 - a) q + a."""
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """What is minimised.
@@ -24,7 +28,6 @@ class Objective:
         cross_entropy, distance, confidence: factors of the terms (paper: 0.1, 0.9, 1.0).
         decay: weight exp(-k / decay) of slot k = 0, 1, ...; 0: all slots alike.
         position_weights: "decay", or "dpace".
-        dpace_smoothing: a of D-PACE's (1 - a) q + a.
         early_cross_entropy, early_share: another factor of the cross-entropy, with the rest of 1 for the
             distance, in the first part of the run: total variation has weak gradients while the draft is
             poor. None: the same all along.
@@ -35,7 +38,6 @@ class Objective:
     confidence: float = 1.0
     decay: float = 4.0
     position_weights: str = "decay"
-    dpace_smoothing: float = 0.5
     early_cross_entropy: float | None = None
     early_share: float = 0.25
 
@@ -96,7 +98,7 @@ def loss_terms(outputs: BlockOutputs, law: TeacherLaw, rows: Tensor, said: Tenso
     said_weights = weights * (said >= 0)
     if goal.position_weights == "dpace":
         true = torch.where(said >= 0, torch.exp(-entropy.detach()), 0.0)
-        reached = reaching_weights(true, counted, goal.dpace_smoothing)
+        reached = reaching_weights(true, counted, SMOOTHING)
         # The sums of the decay, in which `Stepper` divides before any forward pass.
         weights, said_weights = scaled(reached, weights), scaled(reached * (said >= 0), said_weights)
     confidence = apart.new_zeros(())

@@ -19,7 +19,7 @@ recipes keep them at Adam's high rate: with less the bias they learn stays small
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Warm-up over `warmup` of all steps, then a cosine to `floor` of the peak (DeepSpec: 0.04, to 0).
+    """Warm-up over `warmup` of all steps, then a cosine to 0 (as in DeepSpec).
 
     With `cooldown`, a share of all steps, the rate stays at the peak until then and falls as 1 - sqrt
     (arXiv 2405.18392): such a run can be made longer before it cools down.
@@ -28,7 +28,6 @@ class Rate:
     peak: float
     steps: int
     warmup: float = 0.04
-    floor: float = 0.0
     cooldown: float | None = None
 
     def at(self, step: int) -> float:
@@ -40,7 +39,7 @@ class Rate:
         start = max(warm, self.steps - round(share * self.steps))
         done = min(1.0, max(0, step - start) / max(1, self.steps - start))
         left = 0.5 * (1.0 + math.cos(math.pi * done)) if self.cooldown is None else 1.0 - math.sqrt(done)
-        return self.peak * (self.floor + (1.0 - self.floor) * left)
+        return self.peak * left
 
 
 class Optimiser:
@@ -52,7 +51,6 @@ class Optimiser:
         *,
         muon: bool = False,
         muon_factor: float = 1.0,
-        betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,
     ) -> None:
         """`muon`: matrices of the backbone go by Muon at `muon_factor` times the rate, scaled so that its
@@ -62,7 +60,7 @@ class Optimiser:
         if not parameters:
             raise ConfigError("there is nothing to train")
         fused = all(type(p.data) is torch.Tensor for p in others)  # not for sharded parameters
-        adam = torch.optim.AdamW(others, lr=0.0, betas=betas, weight_decay=weight_decay, fused=fused)
+        adam = torch.optim.AdamW(others, lr=0.0, weight_decay=weight_decay, fused=fused)
         self._all: list[tuple[float, torch.optim.Optimizer]] = [(1.0, adam)]
         if matrices:
             self._all.append((muon_factor, muon_of(list(matrices.values()), weight_decay)))
@@ -100,10 +98,8 @@ class Optimiser:
 def check_muon(sharded: bool) -> None:
     """
     Raises:
-        ConfigError: this torch has no Muon (it came with 2.9), or matrices are sharded.
+        ConfigError: matrices are sharded.
     """
-    if not hasattr(torch.optim, "Muon"):
-        raise ConfigError(f"Muon needs torch 2.9 or newer, and this is {torch.__version__}")
     if sharded:
         raise ConfigError("Muon needs whole matrices: use data parallelism, or AdamW with FSDP")
 

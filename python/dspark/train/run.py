@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.train.acceptance import HeldOut
+from dspark.train.acceptance import TEMPERATURES, HeldOut
 from dspark.train.checkpoint import load_state, load_weights, save_state
 from dspark.train.create import trained_parameters
 from dspark.train.data.conversations import evaluated
@@ -73,7 +73,6 @@ def _go_on(settings: Settings, ready: Prepared, at: Progress, started: float, sa
         trained_parameters(draft),
         muon=settings.muon,
         muon_factor=settings.muon_factor,
-        betas=settings.betas,
         weight_decay=settings.weight_decay,
     )
     if ready.state is not None:
@@ -133,7 +132,7 @@ def _held_out(settings: Settings, ready: Prepared) -> HeldOut | None:
         teacher_of(ready),
         whole(head.weight.detach()),
         anchors=settings.held_out_anchors,
-        temperatures=settings.temperatures,
+        temperatures=TEMPERATURES,
         seed=settings.seed,
     )
 

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +23,6 @@ from dspark.draft.parameters import stored_parameters
 from dspark.draft.vocabulary import MASK, OFFSETS
 from dspark.errors import CheckpointError, ConfigError
 from dspark.train.create import FROZEN
-
-PACKAGINGS = ("flat", "nested", "speculators")
 
 
 def save_draft(
@@ -64,11 +61,7 @@ def save_draft(
         mask[tokens] = True
         tensors[OFFSETS] = torch.from_numpy(tokens - np.arange(len(tokens)))
         tensors[MASK] = torch.from_numpy(mask)
-    values: dict[str, Any] = {
-        "flat": lambda: configs.flat(config),
-        "nested": lambda: configs.nested(config),
-        "speculators": lambda: configs.speculators(config, target_name),
-    }[packaging]()
+    values = configs.written(config, packaging, target_name)
     values["dtype"] = str(dtype).removeprefix("torch.")
     fresh = _beside(directory, "new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -116,8 +109,8 @@ def check_packaging(packaging: str, reduced: bool, head: bool) -> None:
     Raises:
         ConfigError: an unknown packaging, or one that cannot hold a reduced vocabulary or leave its head out.
     """
-    if packaging not in PACKAGINGS:
-        raise ConfigError(f"packaging must be one of {', '.join(PACKAGINGS)}, not {packaging!r}")
+    if packaging not in configs.FORMATS:
+        raise ConfigError(f"packaging must be one of {', '.join(configs.FORMATS)}, not {packaging!r}")
     if reduced and packaging != "speculators":
         raise ConfigError(
             f"the packaging {packaging} has no draft vocabulary of its own: a reduced one needs speculators"

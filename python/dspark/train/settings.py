@@ -40,10 +40,9 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("context_noise", "checkpoint_seconds", "stop_after"), _SIZE),
     **dict.fromkeys(("learning_rate", "muon_factor"), _ABOVE),
     **dict.fromkeys(("held_out", "warmup"), _PART),
-    **dict.fromkeys(("failed_anchors", "early_cross_entropy", "early_share", "dpace_smoothing"), _SHARE),
+    **dict.fromkeys(("failed_anchors", "early_cross_entropy", "early_share"), _SHARE),
     "cooldown": (lambda v: 0.0 < v <= 1.0, "a share above 0 and at most 1"),
     "max_length": (lambda v: v >= 2, "at least 2"),
-    "betas": (lambda v: all(0.0 <= beta < 1.0 for beta in v), "two shares from 0 to below 1"),
 }
 """What numbers may be, wherever in the settings they are; None is a number that was not given."""
 
@@ -56,7 +55,7 @@ class DataSettings:
         files: conversations as they are. prompts: users' turns to answer, `samples` times each.
         self_prompts: how many prompts the target makes up; openers: a file with one per line.
         draft: generates with this draft, and remembers where verify passes failed.
-        sampling, user_sampling: of answers, and of made-up users' turns.
+        sampling: of answers.
         max_length: tokens of a conversation. held_out: share of the prompts.
         cache: a directory for hidden states, None: computed on the fly; cache_limit: bytes.
     """
@@ -68,9 +67,6 @@ class DataSettings:
     openers: Path | None = None
     draft: str | None = None
     sampling: Sampling = field(default_factory=Sampling)
-    user_sampling: Sampling = field(
-        default_factory=lambda: Sampling(temperatures=(1.0, 1.0), top_p=0.95, max_tokens=96)
-    )
     batch_size: int = 32
     max_length: int = 1024
     held_out: float = 0.05
@@ -89,10 +85,10 @@ class Settings:
             draft's start as copies of, its final norm with them.
         anchors: blocks per sequence. failed_anchors: share of them where verify passes failed.
         context_noise: see `noisy`. learning_rate, warmup, cooldown: see `Rate`. clip (0: off), muon,
-            muon_factor, weight_decay, betas: of the optimiser.
+            muon_factor, weight_decay: of the optimiser.
         micro_batch: sequences at a time. bf16: autocast. attention: see `dspark.train.attention`.
         parallel: "ddp" or "fsdp". packaging, save_dtype, save_head: see `save_draft`.
-        held_out_sequences, held_out_anchors, temperatures: what an evaluation measures.
+        held_out_sequences, held_out_anchors: what an evaluation measures.
     """
 
     target: str
@@ -114,7 +110,6 @@ class Settings:
     muon: bool = False
     muon_factor: float = 1.0
     weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
     micro_batch: int = 4
     bf16: bool = False
     device: str = "auto"
@@ -128,7 +123,6 @@ class Settings:
     tensorboard: bool = False
     held_out_sequences: int = 32
     held_out_anchors: int = 32
-    temperatures: tuple[float, ...] = (1.0, 0.7)
     accept_changes: bool = False
 
     def __post_init__(self) -> None:
@@ -141,11 +135,10 @@ class Settings:
                 found = getattr(owner, name, None)
                 if found is not None and not whether(found):
                     raise ConfigError(f"{name} is {found}; expected {expected}")
-        for sampling in (self.data.sampling, self.data.user_sampling):
-            low, high = sampling.temperatures
-            if low > high:
-                raise ConfigError(f"temperatures are {low} to {high}; expected the lower one first")
-            sampling.params(0)  # refuses what no answer could be drawn with
+        low, high = self.data.sampling.temperatures
+        if low > high:
+            raise ConfigError(f"temperatures are {low} to {high}; expected the lower one first")
+        self.data.sampling.params(0)  # refuses what no answer could be drawn with
         for name, chosen, known in (
             ("position_weights", self.goal.position_weights, ("decay", "dpace")),
             ("attention", KINDS[0] if self.attention is None else self.attention, KINDS),
@@ -160,8 +153,6 @@ class Settings:
         for file in self.data.files:
             if not file.exists():
                 raise ConfigError(f"data names {file}; no such file or directory")
-        if not all(0.0 < t < math.inf for t in self.temperatures):
-            raise ConfigError("temperatures must be above 0: temperature 0 is measured in any case")
         if not (self.data.files or self.data.prompts or self.data.self_prompts):
             raise ConfigError("there is nothing to train on: give data, prompts, or self_prompts")
 
@@ -171,7 +162,7 @@ class Settings:
         target's `identity`."""
         free = ("output", "pace", "data", "device", "attention", "parallel", "micro_batch", "tensorboard",
                 "packaging", "save_dtype", "save_head", "held_out_sequences", "held_out_anchors",
-                "temperatures", "accept_changes")  # fmt: skip
+                "accept_changes")  # fmt: skip
         values = {k: v for k, v in dataclasses.asdict(self).items() if k not in free}
         values |= {"steps": self.pace.steps, "sequences": self.pace.sequences}
         values["target_content"] = target_content

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 PATIENCE = timedelta(days=7)
-"""How long a process waits for the others: shares of answers and of hidden states take hours, some longer than
-others, and torch's own limit is minutes. torchrun ends those that wait for one that died."""
+"""How long a process waits for the others: shares of answers and of hidden states take hours, some longer
+than others, and torch's own limit is minutes. torchrun ends those that wait for one that died."""
 
 
 @dataclass(frozen=True, slots=True)

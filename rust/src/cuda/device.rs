@@ -114,11 +114,6 @@ impl Device {
         self.multiprocessors
     }
 
-    /// Bytes of shared memory that a block can have.
-    pub fn most_shared(&self) -> u32 {
-        self.most_shared
-    }
-
     /// The compiler's version.
     pub fn nvrtc_version(&self) -> String {
         self.nvrtc.version()

@@ -58,12 +58,6 @@ impl PyKernels {
         self.0.nvrtc_version()
     }
 
-    /// Blocks that run at once, at least.
-    #[getter]
-    fn multiprocessors(&self) -> u32 {
-        self.0.multiprocessors()
-    }
-
     /// Compiles and loads what these entries need, so that no launch has to.
     fn prepare(&self, py: Python<'_>, entries: Vec<String>) -> PyResult<()> {
         let entries: Vec<&str> = entries.iter().map(String::as_str).collect();

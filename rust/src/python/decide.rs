@@ -177,7 +177,7 @@ impl Block {
 }
 
 /// Drafts one block on the CPU from a backbone's outputs: `base_logits` [gamma, V], `hidden` [gamma, H] (may be
-/// `None` if no head reads it) and `heads`, as `dspark.draft.heads_to_core` gives them. Returns the drafted tokens and one
+/// `None` if no head reads it) and `heads`, as `dspark.serve.heads.heads_to_core` gives them. Returns the drafted tokens and one
 /// confidence for each. `threshold` stops before the first confidence below it.
 #[pyfunction]
 #[pyo3(signature = (anchor, base_logits, hidden, heads, rule, params, noise, *, limit = None, threshold = None,

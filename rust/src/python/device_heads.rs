@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::cuda::sampling::{DeviceHeads, DeviceKind, DeviceMarkov, DeviceVocabulary};
+use crate::python::params::unknown_head;
 use crate::python::tensors::Tensor;
 
 /// The heads' tensors, kept alive.
@@ -32,7 +33,8 @@ impl DeviceHeadTensors {
                     rows(&part, "bias")?,
                     part.get_item("through_anchor")?.extract()?,
                 ),
-                _ => DeviceKind::Vanilla,
+                "vanilla" => DeviceKind::Vanilla,
+                _ => return Err(unknown_head(&kind)),
             };
             found.markov = Some(DeviceMarkov { kind, w1: rows(&part, "w1")?, w2: rows(&part, "w2")? });
         }

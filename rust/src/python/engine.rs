@@ -35,7 +35,7 @@ pub struct PyEngine {
 impl PyEngine {
     #[new]
     #[pyo3(signature = (runner, heads, *, rule, policy, gamma, block_size, max_batch_size, max_kv_tokens, prefill_chunk_size = 512,
-                        max_queue_size = 1024, confidence_threshold = None, cost_table = None, markov_candidates = None, calibrations = vec![]))]
+                        max_queue_size = 1024, confidence_threshold = None, cost_table = None, markov_candidates = None, calibrations = vec![], budget_lag = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one Python constructor")]
     fn new(
         runner: Py<PyAny>,
@@ -52,6 +52,7 @@ impl PyEngine {
         cost_table: Option<PyRef<'_, PyCostTable>>,
         markov_candidates: Option<usize>,
         calibrations: Vec<(Option<f64>, PyRef<'_, PyCalibration>)>,
+        budget_lag: Option<usize>,
     ) -> PyResult<Self> {
         if block_size > gamma {
             return Err(ConfigError::new_err(format!(
@@ -82,7 +83,12 @@ impl PyEngine {
         }
         let config = EngineConfig {
             rule: parse_rule(rule)?,
-            policy: parse_policy(policy, confidence_threshold, cost_table.map(|table| table.0.clone()))?,
+            policy: parse_policy(
+                policy,
+                confidence_threshold,
+                cost_table.map(|table| table.0.clone()),
+                budget_lag,
+            )?,
             gamma,
             block_size,
             markov_candidates,
@@ -170,15 +176,16 @@ impl PyEngine {
 
     /// Goes on with another policy from the next round on: for measuring policies on one engine. Without a cost table
     /// "throughput" takes up the one it had. Raises `ConfigError` as the constructor does.
-    #[pyo3(signature = (policy, *, confidence_threshold = None, cost_table = None))]
+    #[pyo3(signature = (policy, *, confidence_threshold = None, cost_table = None, budget_lag = None))]
     fn set_policy(
         &self,
         policy: &str,
         confidence_threshold: Option<f64>,
         cost_table: Option<PyRef<'_, PyCostTable>>,
+        budget_lag: Option<usize>,
     ) -> PyResult<()> {
         let table = cost_table.map(|table| table.0.clone()).or_else(|| self.live_table());
-        self.queue.set_policy(parse_policy(policy, confidence_threshold, table)?);
+        self.queue.set_policy(parse_policy(policy, confidence_threshold, table, budget_lag)?);
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! Options and sampling parameters as Python gives them.
 
+use std::num::NonZeroUsize;
+
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -20,8 +22,20 @@ pub fn parse_rule(name: &str) -> PyResult<Rule> {
     }
 }
 
-/// The policy of that name, with what it needs.
-pub fn parse_policy(name: &str, threshold: Option<f64>, cost: Option<CostTable>) -> PyResult<Policy> {
+/// The policy of that name, with what it needs; `lag` is for "throughput" alone, in rounds.
+pub fn parse_policy(
+    name: &str,
+    threshold: Option<f64>,
+    cost: Option<CostTable>,
+    lag: Option<usize>,
+) -> PyResult<Policy> {
+    let lag = lag
+        .map(|rounds| {
+            NonZeroUsize::new(rounds).filter(|_| name == "throughput").ok_or_else(|| {
+                ConfigError::new_err("budget_lag is for policy \"throughput\", and at least 1")
+            })
+        })
+        .transpose()?;
     match (name, threshold, cost) {
         ("fixed", _, _) => Ok(Policy::Fixed),
         ("threshold", Some(threshold), _) if (0.0..=1.0).contains(&threshold) => {
@@ -30,7 +44,7 @@ pub fn parse_policy(name: &str, threshold: Option<f64>, cost: Option<CostTable>)
         ("threshold", found, _) => Err(ConfigError::new_err(format!(
             "policy \"threshold\" needs a confidence_threshold between 0 and 1, found {found:?}"
         ))),
-        ("throughput", _, Some(cost)) => Ok(Policy::Throughput { cost, lag: None }),
+        ("throughput", _, Some(cost)) => Ok(Policy::Throughput { cost, lag }),
         ("throughput", _, None) => Err(ConfigError::new_err(
             "policy \"throughput\" needs a cost table (cost_table=CostTable([(tokens, seconds), ...]))",
         )),
@@ -38,6 +52,11 @@ pub fn parse_policy(name: &str, threshold: Option<f64>, cost: Option<CostTable>)
             "policy must be \"fixed\", \"threshold\" or \"throughput\", not {name:?}"
         ))),
     }
+}
+
+/// A head of a kind that `dspark.draft.markov` does not make.
+pub fn unknown_head(kind: &str) -> PyErr {
+    ConfigError::new_err(format!("a Markov head is \"vanilla\", \"gated\" or \"rnn\", not {kind:?}"))
 }
 
 /// Reads a `dspark.SamplingParams` in which nothing is left open. `stop_token_ids` stays empty: which ids end

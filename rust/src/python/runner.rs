@@ -9,6 +9,7 @@ use crate::chain::{Chain, ConfidenceHead, Heads, MarkovHead, MarkovKind};
 use crate::engine::{Block, ChainBlock, DraftPass, Judgement, ModelRunner, PassRows, RequestId, RunnerError};
 use crate::params::SamplingParams;
 use crate::python::errors::log;
+use crate::python::params::unknown_head;
 use crate::python::sampler::Sampler;
 use crate::python::tensors::Tensor;
 
@@ -24,7 +25,7 @@ pub struct PyRunner {
 }
 
 impl PyRunner {
-    /// Wraps `object`; `heads` is the dictionary that `dspark.draft` makes of a draft's heads. An attribute `sampler`
+    /// Wraps `object`; `heads` is the dictionary that `dspark.serve.heads.heads_to_core` makes of a draft's heads. An attribute `sampler`
     /// (`dspark.kernels.sampler`) that is not `None` decides where the rows lie.
     pub fn new(object: Py<PyAny>, heads: &Bound<'_, PyDict>) -> PyResult<Self> {
         let forks_at_parts = object.bind(heads.py()).getattr("forks_at_parts")?.extract()?;
@@ -175,7 +176,8 @@ impl HeadTensors {
                         tensor(&part, "bias")?,
                         part.as_any().get_item("through_anchor")?.extract()?,
                     ),
-                    _ => MarkovTensors::Vanilla,
+                    "vanilla" => MarkovTensors::Vanilla,
+                    _ => return Err(unknown_head(&kind)),
                 };
                 Ok::<_, PyErr>((kind, tensor(&part, "w1")?, tensor(&part, "w2")?))
             })

@@ -16,7 +16,7 @@ pub fn is_below(confidence: f32, threshold: f64) -> bool {
 /// Number of leading tokens to keep: all those before the first confidence below `threshold`.
 ///
 /// `confidences[k]` is c_k, the probability that token k is kept given that those before it were. It is
-/// known before token k is drawn, so cutting here is causal (DESIGN.md, Causality).
+/// known before token k is drawn, so cutting here is causal (docs/design.md).
 ///
 /// ```
 /// use dspark_core::schedule::threshold_prefix;

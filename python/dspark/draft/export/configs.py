@@ -7,11 +7,20 @@ from typing import Any
 from dspark.checkpoint.rope import RopeConfig
 from dspark.draft.config import DraftConfig
 
+FORMATS = ("flat", "nested", "speculators")
+
 TRAINING_ANCHORS = 512
 """DeepSpec's class wants `num_anchors`, a training setting; this is its own value."""
 
 YARN = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
 LLAMA3 = ("low_freq_factor", "high_freq_factor")
+
+
+def written(config: DraftConfig, form: str, target: str | None) -> dict[str, Any]:
+    """The configuration in one of `FORMATS`; `target` is what speculators' calls the draft's target."""
+    if form == "speculators":
+        return speculators(config, target)
+    return flat(config) if form == "flat" else nested(config)
 
 
 def flat(config: DraftConfig) -> dict[str, Any]:

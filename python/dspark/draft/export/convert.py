@@ -23,8 +23,7 @@ from dspark.draft.parameters import stored_parameters
 from dspark.draft.vocabulary import MASK, OFFSETS, read_target_ids
 from dspark.errors import CheckpointError, ConfigError
 
-FORMATS = ("flat", "nested", "speculators")
-SOURCES = ("flat", "nested", "speculators", "dflash")
+SOURCES = (*configs.FORMATS, "dflash")
 
 
 def export_draft(
@@ -45,11 +44,7 @@ def export_draft(
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"{output}: exists and is not an empty directory")
     tensors, remarks = _tensors(config, weights, form, target)
-    values = {
-        "flat": lambda: configs.flat(config),
-        "nested": lambda: configs.nested(config),
-        "speculators": lambda: configs.speculators(config, target_name),
-    }[form]()
+    values = configs.written(config, form, target_name)
     calibrations = read_calibrations(file) if (file := source / FILE_NAME).exists() else []
     output.mkdir(parents=True, exist_ok=True)
     if calibrations:  # the drafts are the same, so their confidences are
@@ -65,8 +60,8 @@ def _check_expressible(config: DraftConfig, weights: WeightFiles, form: str) -> 
     def refuse(why: str) -> ConfigError:
         return ConfigError(f"{weights.directory}: cannot be written as {form}: {why}")
 
-    if form not in FORMATS:
-        raise ConfigError(f"format must be one of {', '.join(FORMATS)}, not {form!r}")
+    if form not in configs.FORMATS:
+        raise ConfigError(f"format must be one of {', '.join(configs.FORMATS)}, not {form!r}")
     if config.packaging not in SOURCES:
         raise refuse(f"only {', '.join(SOURCES)} drafts can be, and this is {config.packaging}")
     if form != "speculators" and OFFSETS in weights and _renames(config, weights):

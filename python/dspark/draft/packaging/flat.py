@@ -1,7 +1,7 @@
 """The flat packaging (DeepSpec): every switch at top level, own embeddings and output head.
 
-Anchor-first, also where it holds a plain block drafter (`dflash_*_block7`: `markov_rank` 0). Its training
-mask and its evaluation know no window.
+Anchor-first unless it says otherwise, also where it holds a plain block drafter (`dflash_*_block7`:
+`markov_rank` 0). Its training mask and its evaluation know no window.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dspark.draft.config import DraftConfig
 from dspark.draft.packaging.common import EMBEDDINGS, HEAD, read_backbone
 from dspark.draft.packaging.gemma4 import has_gemma4_layers
 from dspark.draft.packaging.heads import HeadDefaults
+from dspark.draft.packaging.slots import drops_anchor_slot
 from dspark.draft.packaging.speculators import is_speculators
 from dspark.draft.packaging.switches import Switches
 from dspark.errors import CheckpointError
@@ -38,7 +39,8 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
                 f"{weights.where()}: tensor {name} is missing; the flat format has its own embeddings and "
                 "output head"
             )
-    taps = Switches(config).integers("target_layer_ids")
+    switches = Switches(config)
+    taps = switches.integers("target_layer_ids")
     if taps is None:
         raise CheckpointError(
             f"{config.path}: target_layer_ids is missing, and the flat format has no default"
@@ -52,5 +54,6 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
         architecture=ARCHITECTURE,
         taps=taps,
         defaults=DEFAULTS,
+        drop_anchor_slot=drops_anchor_slot(switches, False),
         window_rule=None,
     )

@@ -14,6 +14,7 @@ from dspark.draft.config import DraftConfig
 from dspark.draft.gemma4.config import Gemma4DraftConfig
 from dspark.draft.packaging.common import EMBEDDINGS, HEAD, read_backbone
 from dspark.draft.packaging.heads import HeadDefaults
+from dspark.draft.packaging.slots import drops_anchor_slot
 from dspark.draft.packaging.switches import Switches
 from dspark.errors import CheckpointError
 from dspark.target.gemma4.config import read_heads_by_kind, read_softcap, refuse_variants
@@ -55,7 +56,8 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
                 "output head"
             )
     refuse_variants(config)
-    taps = Switches(config).integers("target_layer_ids")
+    switches = Switches(config)
+    taps = switches.integers("target_layer_ids")
     if taps is None or list(taps) != sorted(set(taps)):
         found = "missing" if taps is None else list(taps)
         raise CheckpointError(
@@ -71,6 +73,7 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
         architecture=ARCHITECTURE,
         taps=taps,
         defaults=DEFAULTS,
+        drop_anchor_slot=drops_anchor_slot(switches, False),
         body=ConfigFile(config.path, body),
     )
     known = {field.name: getattr(backbone, field.name) for field in dataclasses.fields(backbone)}

@@ -21,9 +21,6 @@ from dspark.target.adapter.probe import probe, refuse_recurrent
 if TYPE_CHECKING:
     from dspark.checkpoint.load import Progress
 
-DTYPE_SINCE = (4, 56)
-"""Before this version of transformers the argument `dtype` was called `torch_dtype`."""
-
 
 def load_adapted(
     directory: Path,
@@ -59,8 +56,6 @@ def load_adapted(
 
 
 def _load(transformers: Any, weights: WeightFiles, architecture: str, dtype: torch.dtype) -> Any:
-    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
-    options: dict[str, Any] = {"dtype" if (major, minor) >= DTYPE_SINCE else "torch_dtype": dtype}
     try:
         with _quiet(transformers):
             model, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -70,7 +65,7 @@ def _load(transformers: Any, weights: WeightFiles, architecture: str, dtype: tor
                 use_safetensors=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, by name
-                **options,
+                dtype=dtype,
             )
     except MemoryError:
         raise

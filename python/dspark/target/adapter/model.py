@@ -14,6 +14,7 @@ from dspark.errors import ConfigError
 from dspark.target.adapter.cache import AdaptedCache
 from dspark.target.adapter.config import AdaptedConfig
 from dspark.target.adapter.head import LentHead
+from dspark.target.passes import check_pass
 
 CACHE_ARGUMENTS = ("cache", "past_key_values")
 """How a forward calls its key/value cache: the new name, then the old one."""
@@ -155,14 +156,7 @@ class TransformersTarget(nn.Module):
         taps: Sequence[int],
         logits: str,
     ) -> None:
-        lengths = [n for _, n in segments]
-        if token_ids.dim() != 1 or token_ids.shape[0] != sum(lengths) or any(n < 1 for n in lengths):
-            raise ConfigError(
-                f"the target's pass got token ids of shape {tuple(token_ids.shape)} for segments of "
-                f"{lengths} rows"
-            )
-        if logits not in ("all", "last", "hidden"):
-            raise ConfigError(f"logits must be 'all', 'last' or 'hidden', found {logits!r}")
+        check_pass(token_ids, segments, logits)
         for tap in taps:
             if not -1 <= tap < self.config.num_hidden_layers - 1:
                 raise ConfigError(

@@ -1,8 +1,7 @@
 """The length of a key/value cache of transformers, read and set without its `crop`.
 
-`crop` took an absolute length in 4.5x and takes a negative count of tokens in 5.x, and the tensors moved from
-two lists on the cache to one object for each layer. So the tensors themselves are looked at and cut, and what
-cannot be cut is named.
+`crop` took an absolute length in 4.5x and takes a negative count of tokens in 5.x. So the tensors themselves
+are looked at and cut, and what cannot be cut is named.
 """
 
 from __future__ import annotations
@@ -20,17 +19,12 @@ KEYS_AND_VALUES = ("keys", "values")
 def truncate(states: Any, length: int) -> None:
     """Keeps the first `length` positions of every layer."""
     _replace(states, lambda tensor: tensor[..., :length, :])
-    if hasattr(states, "_seen_tokens"):  # counted apart from the tensors up to 4.53
-        states._seen_tokens = length
 
 
 def copied(states: Any, length: int) -> Any:
     """A cache that holds copies of the first `length` positions and shares no tensor with `states`."""
     own = copy(states)
-    if getattr(states, "layers", None) is not None:
-        own.layers = [copy(layer) for layer in states.layers]
-    else:
-        own.key_cache, own.value_cache = list(states.key_cache), list(states.value_cache)
+    own.layers = [copy(layer) for layer in states.layers]
     truncate(own, length)
     _replace(own, lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
     return own
@@ -38,18 +32,10 @@ def copied(states: Any, length: int) -> Any:
 
 def _replace(states: Any, change: Callable[[Tensor], Tensor]) -> None:
     """Puts `change(tensor)` in the place of the keys and the values of every layer."""
-    layers = getattr(states, "layers", None)
-    if layers is not None:
-        for layer in layers:
-            for name in KEYS_AND_VALUES:
-                if _is_filled(tensor := getattr(layer, name, None)):
-                    setattr(layer, name, change(tensor))
-        return
-    columns: tuple[list[Any], list[Any]] = (states.key_cache, states.value_cache)
-    for column in columns:
-        for index, tensor in enumerate(column):
-            if _is_filled(tensor):
-                column[index] = change(tensor)
+    for layer in states.layers:
+        for name in KEYS_AND_VALUES:
+            if _is_filled(tensor := getattr(layer, name, None)):
+                setattr(layer, name, change(tensor))
 
 
 def fault(states: Any, length: int) -> str | None:
@@ -68,7 +54,7 @@ def fault(states: Any, length: int) -> str | None:
 
 def foreign_state(states: Any) -> str | None:
     """What a cache holds beside keys and values of every position, or None: it could not be cut by length."""
-    for index, layer in enumerate(getattr(states, "layers", ())):
+    for index, layer in enumerate(states.layers):
         if getattr(layer, "is_sliding", False):
             return f"keeps only a window of positions in layer {index}"
         for name, value in vars(layer).items():
@@ -79,12 +65,8 @@ def foreign_state(states: Any) -> str | None:
 
 def _pairs(states: Any) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
     """Keys and values of the layers that have any: some layers share those of others, or have none."""
-    layers = getattr(states, "layers", None)
-    if layers is not None:
-        found = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
-    else:
-        found = list(zip(states.key_cache, states.value_cache, strict=True))
-    for index, (keys, values) in enumerate(found):
+    for index, layer in enumerate(states.layers):
+        keys, values = (getattr(layer, name, None) for name in KEYS_AND_VALUES)
         if isinstance(keys, Tensor) and isinstance(values, Tensor) and keys.dim() > 1:
             yield index, (keys, values)
 
