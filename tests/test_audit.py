@@ -42,6 +42,13 @@ def test_reference_rows_are_its_single_rows(models):
         torch.testing.assert_close(rows[i], reference.next_row(prompt + output[:i]), atol=1e-4, rtol=0)
 
 
+def test_the_window_may_be_smaller_than_the_model_s(models):
+    """Texts end where the options say, which is no fault."""
+    longest = max(len(models.tokens(prompt)) for prompt in PROMPTS)
+    report = audit(models, Options(policy="fixed", max_model_len=longest + 20))
+    assert not any("it should have" in failure for failure in report.failures())
+
+
 @pytest.mark.parametrize("acceptance", ["rejection", "block", "coupled"])
 def test_the_embedded_pair_passes(models, acceptance):
     report = audit(models, Options(policy="fixed", acceptance=acceptance))

@@ -157,6 +157,13 @@ def test_a_batch_is_its_requests() -> None:
     )
     alone = [accept(*b, "block", p, n) for b, p, n in zip(blocks, params, noises, strict=True)]
     assert together == alone
+    bad = torch.cat([b[0] for b in blocks])
+    bad[4] = torch.nan  # the only row of the second
+    some = accept_batch(
+        bad, [b[1] for b in blocks], torch.cat([b[2] for b in blocks]), "block", params, noises
+    )
+    assert isinstance(some[1], NumericsError) and "NaN" in str(some[1])
+    assert [some[0], *some[2:]] == [alone[0], *alone[2:]]
     with pytest.raises(RequestError, match="params has 1 entries for 2"):
         accept_batch(torch.zeros(2, 4), [[], []], None, "block", [ONE], [Noise(1, 1)] * 2)
 
@@ -257,6 +264,12 @@ def test_plans() -> None:
     with pytest.raises(ConfigError, match="within 0 and 1"):
         plan([[1.5]], flat)
     assert threshold_prefix([0.9, 0.4, 0.8], 0.5) == 1
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])
+def test_a_threshold_is_a_probability(threshold: float) -> None:
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        threshold_prefix([0.5], threshold)
 
 
 def test_appendix_a() -> None:

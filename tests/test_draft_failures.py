@@ -67,7 +67,7 @@ def test_a_draft_that_fails_steps_aside(
         for result in results:
             assert result.error is None and all(round_.drafted == 0 for round_ in result.rounds)
             rounds = len(result.rounds)  # in the last one there is no room for a draft
-            why = f"{rounds - 1} of {rounds} rounds without a draft: the draft raised an error ({rounds - 1})"
+            why = f"{rounds - 1} of {rounds} rounds without a draft: the draft failed ({rounds - 1})"
             assert result.speculation == f"on; {why}"
         # Without room a context cannot be copied; rows that wait can.
         again = decoder.generate(LONG, GREEDY)
@@ -126,6 +126,19 @@ def test_a_prefill_that_fails_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.equal(*blocks)
 
 
+def test_the_command_line_says_it_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_down(monkeypatch, "block", ALWAYS)
+    how = "--temperature", "0", "--max-tokens", "8", "--device", "cpu", "--policy", "fixed"
+    arguments = "generate", "--token-ids", "7,8,9", *how
+    code, out, err = run(*arguments)
+    assert code == 0 and out
+    lines = err.splitlines()
+    assert any("out of memory" in line for line in lines) and "Traceback" not in err
+    assert all(line.startswith("dspark: ") for line in lines if "out of memory" in line)
+    monkeypatch.setenv("DSPARK_TRACEBACK", "1")
+    assert run(*arguments)[1] == out
+
+
 @pytest.mark.parametrize("call", [0, 5])
 @pytest.mark.parametrize("command", ["evaluate", "calibrate"])
 def test_nothing_is_measured_with_a_draft_that_fails(
@@ -138,7 +151,7 @@ def test_nothing_is_measured_with_a_draft_that_fails(
     how = ("--prompts", prompts, "--tokens", "32", "--temperature", "0", "--device", "cpu")
     code, out, err = run(command, *how, *written)
     assert (code, out) == (2, "") and not output.exists()
-    assert "DSparkError: the draft raised an error" in err and "out of memory" in err
+    assert "DSparkError: the draft failed" in err and "out of memory" in err
 
 
 def test_a_block_drafter_that_fails_is_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:

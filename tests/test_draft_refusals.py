@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,14 @@ def test_nothing_is_ever_initialised_at_random(name: str, read: Load) -> None:
     del tensors[name]
     with pytest.raises(CheckpointError, match=f"tensor {name} is missing; expected"):
         read(nested_config(), tensors)
+
+
+@pytest.mark.parametrize("said", ["vanilla", "gated"])
+def test_a_markov_head_of_another_type_is_refused(said: str, tmp_path: Path) -> None:
+    source = Path(__file__).parent / "data" / "qwen3" / "draft-rnn"
+    config = json.loads((source / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"markov_head_type": said}))
+    (tmp_path / "model.safetensors").symlink_to(source / "model.safetensors")
+    message = f"markov_head_type is {said}, but .*joint_proj.weight, which only a head of type rnn has"
+    with pytest.raises(CheckpointError, match=message):
+        load_draft(tmp_path, target=None)

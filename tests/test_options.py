@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from dspark import CheckpointError, ConfigError, DSparkDecoder, RequestError, SamplingParams, _core
+from dspark import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    DSparkDecoder,
+    RequestError,
+    SamplingParams,
+    _core,
+)
 from dspark.core import Calibration, CostTable
 from dspark.errors import shown
 from dspark.pretrained import resolve
@@ -48,7 +56,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("more than the models' window of 2048", {"max_model_len": 4096}),
     ("device must be", {"device": "gpu9"}),
     ("dtype must be", {"dtype": "int8"}),
-    ("positions", {"calibration": Calibration([1.0] * 3, 3)}),
+    ("3 temperatures, the draft's block 7 positions", {"calibration": Calibration([1.0] * 3, 3)}),
+    ("9 temperatures, the draft's block 7 positions", {"calibration": Calibration([1.0] * 9, 9)}),
 ]
 
 
@@ -98,6 +107,15 @@ def test_the_budget_may_come_from_earlier_rounds(decoders: Decoders) -> None:
     assert len(decoders(draft=None, **options).generate(PROMPT, params).token_ids) == 24
     with pytest.raises(ConfigError, match='budget_lag is for policy "throughput"'):
         decoder._engine.core.set_policy("fixed", budget_lag=2)
+
+
+def test_a_request_without_max_tokens_fits_a_small_cache(decoders: Decoders) -> None:
+    decoder = decoders(max_kv_tokens=100)
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
+    result = decoder.generate([1, 2, 3], params)
+    assert (len(result.token_ids), result.finish_reason) == (96 - 3, "length")
+    with pytest.raises(CapacityError, match="max_kv_tokens = 100"):
+        decoder.generate([1] * 96, params)
 
 
 def test_throughput_follows_its_table(decoders: Decoders) -> None:

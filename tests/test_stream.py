@@ -6,12 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dspark import CapacityError, DSparkDecoder, RequestError, SamplingParams
 
+HYBRID = Path(__file__).parent / "data" / "hybrid"
 PROMPT = "def read(self, size):\n"
 Decoders = Callable[..., DSparkDecoder]
 ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -121,6 +123,27 @@ def test_a_dropped_stream_leaves_no_trace(decoders: Decoders) -> None:
     stream = decoder.stream(PROMPT, ENDLESS)
     del stream
     assert idle(decoder), "a stream that nobody began is cancelled too"
+
+
+@pytest.mark.parametrize("pair", [("tiny", "tiny-draft"), (HYBRID / "target", HYBRID / "draft-nested")])
+def test_what_a_dropped_stream_leaves_goes_on_as_it_would_have(pair: tuple[Any, Any]) -> None:
+    """Its rows are taken over by who begins as it did, and have to be those of its tokens."""
+    prompt = list(range(3, 43))
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float64", "policy": "fixed"}
+    with (
+        DSparkDecoder.from_pretrained(*pair, **options) as decoder,
+        DSparkDecoder.from_pretrained(*pair, **options) as fresh,
+    ):
+        stream = decoder.stream(prompt, ENDLESS)
+        said = [*next(stream).token_ids, *next(stream).token_ids]
+        stream.close()  # type: ignore[attr-defined]
+        assert idle(decoder)
+        params = greedy(max_tokens=30, ignore_eos=True)
+        found, expected = (one.generate(prompt + said, params) for one in (decoder, fresh))
+    assert found.reused_tokens > 0 and expected.reused_tokens == 0
+    assert found.token_ids == expected.token_ids
+    counts = [[(r.drafted, r.verified, r.accepted) for r in one.rounds] for one in (found, expected)]
+    assert counts[0] == counts[1] and any(r.accepted for r in found.rounds)
 
 
 def test_a_stream_raises_what_generate_raises(decoders: Decoders) -> None:

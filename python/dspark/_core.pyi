@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, final
 
+from dspark.errors import NumericsError
 from dspark.sampling import SamplingParams
 
 __all__ = [
@@ -313,7 +314,7 @@ def accept_batch(
     params: Sequence[SamplingParams],
     noise: Sequence[Noise | Uniforms],
     history: Sequence[tuple[Sequence[int], Sequence[int]]],
-) -> list[tuple[int, int]]: ...
+) -> list[tuple[int, int] | NumericsError]: ...
 def draft_chain(
     anchor: int,
     base_logits: Any,

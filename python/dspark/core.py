@@ -11,7 +11,7 @@ from typing import Any
 
 from dspark import _core
 from dspark._core import Calibration, CostTable, Noise, Uniforms, plan, threshold_prefix
-from dspark.errors import RequestError
+from dspark.errors import NumericsError, RequestError
 from dspark.sampling import SamplingParams
 
 __all__ = [
@@ -46,8 +46,8 @@ def accept(
     `params` leaves open is neutral.
 
     Returns `(accepted, token)`: how many drafted tokens stay, and the corrected or bonus token after them.
-    Raises `RequestError` for shapes that do not fit and `NumericsError` for a row of the target from which
-    nothing can be drawn. Rules: arXiv 2211.17192 (rejection), 2403.10444 (block), 2408.07978 (coupled).
+    Raises `RequestError` for shapes that do not fit and `NumericsError` for a row from which nothing can be
+    drawn. Rules: arXiv 2211.17192 (rejection), 2403.10444 (block), 2408.07978 (coupled).
     """
     [outcome] = accept_batch(
         target_logits,
@@ -59,6 +59,8 @@ def accept(
         prompt_ids=[prompt_ids],
         output_ids=[output_ids],
     )
+    if isinstance(outcome, NumericsError):
+        raise outcome
     return outcome
 
 
@@ -72,11 +74,12 @@ def accept_batch(
     *,
     prompt_ids: Sequence[Sequence[int]] | None = None,
     output_ids: Sequence[Sequence[int]] | None = None,
-) -> list[tuple[int, int]]:
+) -> list[tuple[int, int] | NumericsError]:
     """`accept` for the packed rows of several requests, on all cores.
 
     Request i drafted `draft_ids[i]`, L_i tokens, and owns the next L_i + 1 rows of `target_logits` and
-    the next L_i rows of `draft_logits`; everything else is one entry for each request.
+    the next L_i rows of `draft_logits`; everything else is one entry for each request. A request whose rows
+    are bad has its `NumericsError` in the place of its outcome; the others have theirs.
     """
     count = len(draft_ids)
     prompts, outputs = prompt_ids or [()] * count, output_ids or [()] * count

@@ -19,7 +19,7 @@ from dspark.serve.calibration import InForce, in_force
 from dspark.serve.costs import CostSource, obtain
 from dspark.serve.engine import EngineThread
 from dspark.serve.models import Models
-from dspark.serve.options import Options
+from dspark.serve.options import PAGE, Options
 from dspark.serve.request import Submission
 from dspark.serve.streams import AsyncPieceStream, PieceStream
 from dspark.serve.together import run_together
@@ -251,12 +251,13 @@ class DSparkDecoder:
         the cache; each attempt of a list that waits counts), `preemptions` (one gave up its caches).
         Pages of 16 positions: `pages` with `total`, `used`, and of these `kept` (prefixes of finished
         requests, given up when somebody needs the room).
-        Tokens: `tokens` generated, `drafted`, `verified` by the target, `accepted`; `reused_tokens` of
+        Tokens: `tokens` generated, `drafted`, `verified` by the target, `accepted`, `bad_draft_rows`
+        (nothing could be drawn from them: a NaN, or no candidate left); `reused_tokens` of
         prompts, taken from caches; `close_decisions` of a GPU's kernels, which hung on rounding.
         Rounds: `rounds` (a batch of three counts three), `passes` of the target over a batch, prefills apart,
         `skipped_slower` and `skipped_failing` (rounds without a draft: it would have cost more than it gave,
         or the request's blocks kept failing), `skipped_broken` (rounds without a draft because the draft had
-        raised an error; `draft_failures` counts these, `draft_failure` is the first one's text or `None`),
+        failed; `draft_failures` counts these, `draft_failure` is the first one's text or `None`),
         `verify_budget` (drafted tokens verified per round, the mean),
         `acceptance_by_position` (how often each place of a block was kept if the one before it was).
         Seconds: `prefill_s`, `draft_s` (draft passes and context updates, of this `feed_s` in the latter),
@@ -322,16 +323,24 @@ class DSparkDecoder:
                 "stop strings need the target's tokenizer, and it has none: use stop_token_ids"
             )
         room = window - len(tokens)
+        wanted = self._most(tokens, room) if params.max_tokens is None else min(params.max_tokens, room)
         return Submission(
             prompt=tokens,
             params=params,
             seed=secrets.randbits(64) if params.seed is None else params.seed,
             sample=0,
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            max_tokens=wanted,
             end_ids=() if params.ignore_eos else models.end_token_ids,
             tokenizer=models.tokenizer,
             speculation=models.speculation if params.speculative else "off: speculative=False",
         )
+
+    def _most(self, prompt: Sequence[int], room: int) -> int:
+        """Tokens of a request that asks for as many as there is room for: in the window, and in caches that
+        are smaller. One whose prompt alone fills these is left to be refused."""
+        if self._options.max_kv_tokens is None or room == 0:  # the default holds a window
+            return room
+        return max(1, min(room, self._options.max_kv_tokens // PAGE * PAGE - len(prompt)))
 
 
 _DEFAULT = SamplingParams()

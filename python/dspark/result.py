@@ -101,8 +101,8 @@ class GenerationResult:
     sample: int = 0
     """Which of the prompt's `n` samples it is."""
     speculation: str = "on"
-    """"on", with the rounds that went without a draft and why (the policy's reasons, or that the draft raised
-    an error), or "off" and why nothing was drafted."""
+    """"on", with the rounds that went without a draft and why (the policy's reasons, or that the draft
+    failed), or "off" and why nothing was drafted."""
     reused_tokens: int = 0
     """Prompt tokens whose place in the caches was copied from another request's."""
     preemptions: int = 0
@@ -128,6 +128,7 @@ class GenerationResult:
             "rounds": [r.to_json() for r in self.rounds],
             "timing": self.timing.to_json(),
             "speculation": self.speculation,
+            "bad_draft_rows": self.bad_draft_rows,
             "reused_tokens": self.reused_tokens,
             "preemptions": self.preemptions,
         }
@@ -149,6 +150,6 @@ class StreamPiece:
 
 
 def pooled_acceptance_length(results: Sequence[GenerationResult]) -> float | None:
-    """All tokens committed in rounds over all rounds, over many requests."""
-    rounds = [r for result in results for r in result.rounds]
+    """All tokens committed in rounds over all rounds, of the requests that have an `acceptance_length`."""
+    rounds = [r for result in results if result.acceptance_length is not None for r in result.rounds]
     return sum(r.committed for r in rounds) / len(rounds) if rounds else None

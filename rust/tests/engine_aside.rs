@@ -128,3 +128,23 @@ fn a_request_whose_draft_always_fails_costs_the_others_nothing() {
         }
     }
 }
+
+/// A draft of bad rows alone costs its pass and gives nothing: it is tried ever more rarely, and that is said.
+#[test]
+fn a_draft_without_a_token_to_draw_is_tried_ever_more_rarely() {
+    for policy in &policies() {
+        let runner = ToyRunner { bad_drafts: true, decides_above: None, ..toy(None) };
+        let tries = runner.drafts.clone();
+        let (found, stats) = run(policy, runner, 300);
+        let (whole, _) = run(policy, ToyRunner { decides_above: None, ..toy(None) }, 300);
+        for (found, whole) in found.iter().zip(&whole) {
+            assert_eq!(found.tokens(), whole.tokens());
+        }
+        let passes = *tries.lock().unwrap();
+        assert!((1..=12).contains(&passes), "{passes}");
+        let bad_rows = |inbox: &Inbox| inbox.finish(|finish| u64::from(finish.bad_draft_rows));
+        let (bad, broken) = (bad_rows(&found[0]), found[0].finish(|finish| finish.skipped.broken));
+        assert!(bad > 0 && bad <= 6 && broken > 200, "{bad} {broken}");
+        assert_eq!(stats.bad_draft_rows, found.iter().map(bad_rows).sum::<u64>());
+    }
+}

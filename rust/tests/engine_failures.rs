@@ -108,6 +108,34 @@ fn a_pass_that_is_too_wide_is_made_in_parts() {
     }
 }
 
+/// Passes with drafted tokens that fail time and again are tried ever more rarely, and that is said.
+#[test]
+fn drafts_that_no_pass_can_hold_step_aside() {
+    let table = CostTable::new(&[(1, 0.010), (64, 0.011)]).unwrap();
+    for policy in [Policy::Fixed, Policy::Throughput { cost: table, lag: None }] {
+        let stats = Arc::<StatsBoard>::default();
+        let runner = ToyRunner { most_rows: Some(1), ..ToyRunner::default() };
+        let passes = runner.passes.clone();
+        let (mut engine, queue) = toy::with(EngineConfig { policy, ..config() }, runner, stats.clone());
+        let (request, inbox) = request(0, &[3, 1, 4], SamplingParams::default(), 300);
+        assert!(queue.submit(request).is_ok());
+        while !inbox.is_over() {
+            engine.step();
+            engine.audit().unwrap();
+        }
+        let (rounds, broken) = inbox.finish(|finish| {
+            assert_eq!(finish.reason, FinishReason::Length);
+            (finish.rounds.len(), finish.skipped.broken)
+        });
+        let twice = *passes.lock().unwrap() - rounds;
+        let found = stats.read();
+        // The first failure may be the memory of kept prefixes; from the second on the waits double.
+        assert!((2..=8).contains(&twice), "{twice} of {rounds} rounds were made twice");
+        assert!(found.draft_failures as usize == twice - 1 && broken > 200, "{found:?}");
+        assert_eq!(found.draft_failure.as_deref(), Some("out of memory"));
+    }
+}
+
 #[test]
 fn a_pass_that_fails_once_fails_nobody_and_teaches_nothing() {
     let table = CostTable::new(&[(1, 0.010), (64, 0.011)]).unwrap();

@@ -72,14 +72,15 @@ def audit_pair(
     name = "temperature 0"
     progress(f"engine, {name}", 0, 1)
     results, info = _generate(models, options, prompts, _params(plan, Law(name, 0.0), 1), plan.seed)
-    greedy = check_greedy(results, reference, _faults(name, results, models, plan), progress)
+    ends = models.end_token_ids, options.window(models)
+    greedy = check_greedy(results, reference, _faults(name, results, *ends, plan), progress)
 
     sampled, coupled = [], []
     for number, (law, how) in enumerate(runs, 1):
         progress(f"engine, {law.name}", 0, 1)
         params = _params(plan, law, plan.samples)
         results, _ = _generate(models, how, prompts, params, plan.seed + number * len(prompts))
-        faults = _faults(law.name, results, models, plan)
+        faults = _faults(law.name, results, *ends, plan)
         generator = np.random.default_rng([plan.seed, number])
         sampled.append(check_sampled(results, reference, law, faults, level, generator, progress))
         if options.acceptance == "coupled":
@@ -129,13 +130,15 @@ def _generate(
     return results, info
 
 
-def _faults(name: str, results: Sequence[GenerationResult], models: Models, plan: Plan) -> list[str]:
+def _faults(
+    name: str, results: Sequence[GenerationResult], ends_at: Sequence[int], window: int, plan: Plan
+) -> list[str]:
     """Texts that end where they should not, and counts that do not add up."""
     found = []
     for number, result in enumerate(results):
         tokens = result.token_ids
-        ends = [i for i, token in enumerate(tokens) if token in models.end_token_ids]
-        room = models.window - len(result.prompt_token_ids)
+        ends = [i for i, token in enumerate(tokens) if token in ends_at]
+        room = window - len(result.prompt_token_ids)
         expected = ends[0] + 1 if ends else min(plan.tokens, room)
         if len(tokens) != expected or result.finish_reason != ("stop" if ends else "length"):
             found.append(

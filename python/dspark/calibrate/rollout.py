@@ -68,7 +68,7 @@ def require_drafts(decoder: DSparkDecoder) -> None:
     would take the rounds that it missed for rounds in which nothing was accepted."""
     stats = decoder.stats()
     if stats["draft_failures"]:
-        raise DSparkError(f"the draft raised an error, and nothing can be measured: {stats['draft_failure']}")
+        raise DSparkError(f"the draft failed, and nothing can be measured: {stats['draft_failure']}")
 
 
 def roll_out(

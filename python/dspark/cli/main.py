@@ -26,6 +26,7 @@ from dspark.cli import (
     profile,
     train,
 )
+from dspark.cli.remarks import one_line_each
 from dspark.cli.show import print_json, say
 from dspark.cli.streams import discard, prepare_output, write
 from dspark.errors import ConfigError, DSparkError
@@ -61,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
-    code: int = options.run(options)
+    with one_line_each():
+        code: int = options.run(options)
     return code
 
 

@@ -159,7 +159,7 @@ def _speculation(allowed: str, finish: dict[str, Any]) -> str:
     reasons = {
         "slower": "plain decoding was estimated faster",
         "failing": "this request's drafts kept failing",
-        "broken": "the draft raised an error",
+        "broken": "the draft failed",
     }
     counts: dict[str, int] = finish["skipped"]
     skipped = sum(counts.values())

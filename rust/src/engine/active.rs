@@ -240,6 +240,7 @@ impl Active {
             stats.drafted += round.drafted as u64;
             stats.verified += round.verified as u64;
             stats.accepted += round.accepted as u64;
+            stats.bad_draft_rows += u64::from(self.chain.bad_rows);
             stats.skipped.add(self.depth.skipped);
         }
     }

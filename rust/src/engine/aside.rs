@@ -1,5 +1,6 @@
 //! A draft that fails: speculation steps aside for a while, and every request goes on with the target alone.
 
+use super::round::at;
 use super::{Engine, ModelRunner, RunnerError};
 use crate::schedule::Skip;
 
@@ -70,6 +71,32 @@ impl<M: ModelRunner> Engine<M> {
             active.depth.skipped = Some(Skip::Broken);
         }
         true
+    }
+
+    /// The target's pass failed with the drafted tokens of these requests, and not without: once may be the memory that
+    /// kept prefixes took; twice in a row it is the drafts, and all step aside.
+    pub(super) fn blame_width(&mut self, places: &[usize], error: &RunnerError) {
+        if places.is_empty() {
+            return;
+        }
+        if self.wide_failed {
+            self.count_failure(error);
+            self.aside.fail();
+            places.iter().for_each(|&place| self.active[place].depth.skipped = Some(Skip::Broken));
+        }
+        self.wide_failed = true;
+    }
+
+    /// Puts aside those of the drafting requests whose first row was a bad one: they pay for drafts and have none.
+    pub(super) fn blame_rows(&mut self, places: &[usize]) {
+        for active in at(&mut self.active, places) {
+            if active.chain.ids.is_empty() && active.chain.bad_rows > 0 {
+                active.aside.fail();
+                active.depth.skipped = Some(Skip::Broken);
+            } else {
+                active.aside.end();
+            }
+        }
     }
 
     fn count_failure(&mut self, error: &RunnerError) {

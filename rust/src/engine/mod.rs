@@ -95,6 +95,8 @@ pub struct Engine<M: ModelRunner> {
     /// Whether drafts have failed of late, and how often since the start.
     aside: Aside,
     draft_failures: u64,
+    /// Whether the last pass with drafted tokens failed, and only because of them.
+    wide_failed: bool,
 }
 
 impl<M: ModelRunner> Engine<M> {
@@ -122,6 +124,7 @@ impl<M: ModelRunner> Engine<M> {
             admissions: 0,
             aside: Aside::default(),
             draft_failures: 0,
+            wide_failed: false,
         }
     }
 

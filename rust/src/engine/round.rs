@@ -104,13 +104,12 @@ impl<M: ModelRunner> Engine<M> {
                 return;
             }
         };
-        self.aside.end();
         (time.draft, time.chain) = (draft.as_secs_f64(), chain.as_secs_f64());
         time.drafting = drafting.len();
         for active in at(&mut self.active, &drafting) {
             time.drafted += active.chain.ids.len();
-            active.aside.end();
         }
+        self.blame_rows(&drafting);
         charge(at(&mut self.active, &drafting), |timing| &mut timing.draft, started);
         self.stats.add(|stats| {
             stats.draft += draft;

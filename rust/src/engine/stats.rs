@@ -31,6 +31,8 @@ pub struct Stats {
     pub drafted: u64,
     /// See `drafted`.
     pub verified: u64,
+    /// Draft rows from which no token could be drawn.
+    pub bad_draft_rows: u64,
     /// See `drafted`.
     pub accepted: u64,
     /// Rounds of requests that the policy left without a draft.

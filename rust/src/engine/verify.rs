@@ -16,13 +16,22 @@ impl<M: ModelRunner> Engine<M> {
     /// round that was repaired says nothing of what rounds cost.
     pub(super) fn verify(&mut self, time: &mut RoundTime) -> bool {
         let all = 0..self.active.len();
-        if let Ok(logits) = self.pass(all.clone(), time) {
-            return self.keep(all, logits, time);
-        }
+        let error = match self.pass(all.clone(), time) {
+            Ok(logits) => {
+                if time.drafting > 0 {
+                    self.aside.end();
+                    self.wide_failed = false;
+                }
+                return self.keep(all, logits, time);
+            }
+            Err(error) => error,
+        };
         self.evict(usize::MAX, None);
+        let wide: Vec<_> = all.clone().filter(|&place| self.active[place].rows.len() > 1).collect();
         self.active.iter_mut().for_each(Active::drop_draft);
         match self.pass(all.clone(), time) {
             Ok(logits) => {
+                self.blame_width(&wide, &error);
                 self.keep(all, logits, time);
             }
             Err(error) if all.len() == 1 => self.active[0].fail(&error),

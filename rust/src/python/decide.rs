@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rayon::prelude::*;
@@ -81,7 +82,7 @@ impl AnyNoise<'_> {
     }
 }
 
-/// See `dspark.core.accept_batch`; `params` have nothing left open. `history` is `(prompt_ids, output_ids)` of each
+/// See `dspark.core.accept_batch`; `params` have nothing left open, and what fails a request is in its place. `history` is `(prompt_ids, output_ids)` of each
 /// request.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "the arguments of dspark.core.accept_batch")]
@@ -94,7 +95,7 @@ pub fn accept_batch(
     params: Vec<Bound<'_, PyAny>>,
     noise: Vec<AnyNoise<'_>>,
     history: Vec<(Vec<u32>, Vec<u32>)>,
-) -> PyResult<Vec<(usize, u32)>> {
+) -> PyResult<Vec<Py<PyAny>>> {
     let rule = parse_rule(rule)?;
     let target = Tensor::from_py(target_logits, "target_logits")?;
     let drafted: usize = draft_ids.iter().map(Vec::len).sum();
@@ -121,6 +122,7 @@ pub fn accept_batch(
         start += ids.len();
         blocks.push(Block { ids, sampling, history, noise, rows, drafts });
     }
+    let is_batch = blocks.len() > 1;
     let verdicts: Vec<_> = py.detach(|| {
         let judge = |block: Block| block.judge(rule, target.rows(), draft.as_ref().map(Tensor::rows));
         match blocks.len() {
@@ -130,9 +132,13 @@ pub fn accept_batch(
     });
     verdicts
         .into_iter()
-        .map(|verdict| match verdict {
-            Ok(verdict) => Ok((verdict.accepted, verdict.token)),
-            Err(AcceptError::Numerics(error)) => Err(NumericsError::new_err(error.to_string())),
+        .enumerate()
+        .map(|(request, verdict)| match verdict {
+            Ok(verdict) => (verdict.accepted, verdict.token).into_py_any(py),
+            Err(AcceptError::Numerics(error)) => NumericsError::new_err(error.to_string()).into_py_any(py),
+            Err(AcceptError::Shape(message)) if is_batch => {
+                Err(RequestError::new_err(format!("request {request}: {message}")))
+            }
             Err(AcceptError::Shape(message)) => Err(RequestError::new_err(message)),
         })
         .collect()

@@ -222,6 +222,7 @@ impl PyEngine {
             ("skipped_failing", stats.skipped.failing),
             ("skipped_broken", stats.skipped.broken),
             ("draft_failures", stats.draft_failures),
+            ("bad_draft_rows", stats.bad_draft_rows),
         ] {
             dict.set_item(name, count)?;
         }

@@ -170,8 +170,11 @@ pub fn plan_lengths(
     Ok(plan::global(&survivals, &cost_table.0, proof))
 }
 
-/// Leading tokens to verify: all before the first confidence below `threshold`.
+/// Leading tokens to verify: all before the first confidence below `threshold`, a probability.
 #[pyfunction]
-pub fn threshold_prefix(confidences: Vec<f32>, threshold: f64) -> usize {
-    crate::schedule::threshold_prefix(&confidences, threshold)
+pub fn threshold_prefix(confidences: Vec<f32>, threshold: f64) -> PyResult<usize> {
+    if !(0.0..=1.0).contains(&threshold) {
+        return Err(ConfigError::new_err(format!("a threshold is between 0 and 1, not {threshold}")));
+    }
+    Ok(crate::schedule::threshold_prefix(&confidences, threshold))
 }

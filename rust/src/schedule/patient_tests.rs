@@ -1,4 +1,4 @@
-use super::tests::{blocks, survivals};
+use super::tests::{blocks, brute_force, survivals, throughput};
 use super::*;
 use proptest::prelude::*;
 
@@ -34,6 +34,21 @@ proptest! {
         let list = survivals(&block);
         prop_assert_eq!(patient(&list, &cost, &[]), causal(&list, &cost));
         prop_assert_eq!(patient(&list, &cost, &[0.0]), causal(&list, &cost));
+    }
+
+    /// Where past rounds foretold this one, as far as the plan that would have been best for it.
+    #[test]
+    fn with_the_right_horizon_the_patient_walk_is_optimal_on_every_curve(
+        block in blocks(), seconds in prop::collection::vec(0.2f64..2.0, 20), fixed in 0.0f64..1.0
+    ) {
+        let points: Vec<(usize, f64)> = (1..).zip(seconds).collect();
+        let cost = CostTable::new(&points).unwrap().with_round_seconds(fixed).unwrap();
+        let list = survivals(&block);
+        let end: usize = global(&list, &cost, Foresight(())).iter().sum();
+        let gains: Vec<f64> = list.order.iter().take(end).map(|candidate| candidate.survival).collect();
+        let plan = patient(&list, &cost, &horizon(&gains));
+        let best = brute_force(&block, &cost);
+        prop_assert!((throughput(&block, &plan, &cost) - best).abs() <= 1e-9 * best);
     }
 
     #[test]

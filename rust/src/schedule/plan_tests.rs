@@ -10,7 +10,7 @@ pub(super) fn survivals(confidences: &[Vec<f32>]) -> Survivals {
 }
 
 /// Expected tokens per second of a plan, written down again from the paper.
-fn throughput(confidences: &[Vec<f32>], lengths: &[usize], cost: &CostTable) -> f64 {
+pub(super) fn throughput(confidences: &[Vec<f32>], lengths: &[usize], cost: &CostTable) -> f64 {
     let survival = |c: &[f32], slot: usize| c[..=slot].iter().map(|&c| f64::from(c)).product::<f64>();
     let tau: f64 = confidences
         .iter()
@@ -22,7 +22,7 @@ fn throughput(confidences: &[Vec<f32>], lengths: &[usize], cost: &CostTable) -> 
 }
 
 /// The best throughput over all combinations of lengths.
-fn brute_force(confidences: &[Vec<f32>], cost: &CostTable) -> f64 {
+pub(super) fn brute_force(confidences: &[Vec<f32>], cost: &CostTable) -> f64 {
     let mut best = 0.0f64;
     let mut lengths = vec![0; confidences.len()];
     loop {

@@ -112,6 +112,8 @@ pub struct ToyRunner {
     pub fail_prefill: Option<RequestId>,
     /// Every draft pass fails.
     pub fail_draft: bool,
+    /// Every draft row is of NaN.
+    pub bad_drafts: bool,
     /// Whose draft passes fail, and with them the calls, or whose context cannot catch up.
     pub fail_draft_of: Option<RequestId>,
     /// See `fail_draft_of`.
@@ -235,6 +237,9 @@ impl ModelRunner for ToyRunner {
                 // Without a Markov head every slot but the first guesses from the anchor alone.
                 let mut row = logits(before, anchor + slot, self.error);
                 sway(&context, &mut row);
+                if self.bad_drafts {
+                    row.fill(f64::NAN);
+                }
                 base.extend(row);
             }
         }

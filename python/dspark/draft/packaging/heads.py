@@ -13,6 +13,8 @@ OLDER_PREFIX = "logit_head."
 """Older nested checkpoints keep the heads in a container of this name."""
 
 MARKOV_TENSOR = "markov_head.markov_w1.weight"
+PARTS = {"gated": "markov_head.gate_proj.weight", "rnn": "markov_head.joint_proj.weight"}
+"""What only one type of Markov head has."""
 CONFIDENCE_WEIGHT = "confidence_head.proj.weight"
 CONFIDENCE_BIAS = "confidence_head.proj.bias"
 
@@ -78,6 +80,12 @@ def _markov(
     kind = kind.lower()
     if kind not in MARKOV_HEADS:
         raise CheckpointError(f"{path}: markov_head_type is {kind!r}; known are {', '.join(MARKOV_HEADS)}")
+    for other, part in PARTS.items():
+        if other != kind and (name := stored_name(weights, part)) in weights:
+            raise CheckpointError(
+                f"{path}: markov_head_type is {kind}, but {weights.where()} holds {name}, which only a head "
+                f"of type {other} has"
+            )
     return rank, kind
 
 
