@@ -232,3 +232,17 @@ def test_extra_tensors_are_known(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, CONFIG, tensors)
     load_target(path)
     assert "mtp.weight" in WeightFiles.open(path)
+    inverse = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(3)}
+    load_target(write_checkpoint(tmp_path / "older", CONFIG, target_tensors(CONFIG) | inverse))
+
+
+def test_parts_of_a_layer_that_the_config_has_no_place_for(tmp_path: Path) -> None:
+    """Left out, the model would be another one."""
+    biased = target_tensors(CONFIG) | {"model.layers.1.self_attn.q_proj.bias": torch.zeros(HIDDEN)}
+    deeper = {name.replace("layers.1", "layers.4"): tensor for name, tensor in target_tensors(CONFIG).items()}
+    for name, tensors in (
+        ("layers.1.self_attn.q_proj.bias", biased),
+        ("layers.4.", deeper | target_tensors(CONFIG)),
+    ):
+        path = write_checkpoint(tmp_path / name, CONFIG, tensors)
+        refused(path, f"holds tensor model.{name}", "the config has no place for it")

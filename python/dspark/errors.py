@@ -51,3 +51,8 @@ def shown(value: object) -> str:
 
 
 _SHOWN = 80
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, as part of a sentence."""
+    return (str(error).strip() or "no message").splitlines()[0]

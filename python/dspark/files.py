@@ -1,11 +1,14 @@
-"""Files that commands write, refused before the work and never left half written; and the lines of one."""
+"""Files that commands write, refused before the work and never left half written; JSON that all can read."""
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from dspark.errors import ConfigError
 
@@ -38,3 +41,14 @@ def write_whole(path: Path, text: str) -> None:
         with suppress(OSError):
             scratch.unlink()
         raise
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinity (a log probability of a token that cannot come) and no NaN: both become `None`."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dspark.audit.statistics import SIMULATED
 from dspark.result import GenerationResult, pooled_acceptance_length
 
 
@@ -164,7 +165,7 @@ class SampledCheck:
         ]
         if not caught:
             return "too few to catch even a law that is wholly wrong"
-        return f"laws {' or '.join(caught)} in total variation fail in each of 100 simulated audits"
+        return f"laws {' or '.join(caught)} in total variation fail in each of {SIMULATED} simulated audits"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

@@ -62,11 +62,15 @@ def lag_detectable(count: int, level: float) -> float:
     return (normal.inv_cdf(1 - level / 2) + normal.inv_cdf(CAUGHT)) / math.sqrt(count)
 
 
+SIMULATED = 100
+"""Audits that are simulated to say how strong one is."""
+
+
 def smallest_caught_share(
-    planted: Numbers, is_caught: Callable[[Numbers], bool], generator: np.random.Generator, runs: int = 100
+    planted: Numbers, is_caught: Callable[[Numbers], bool], generator: np.random.Generator
 ) -> float | None:
-    """The smallest share of tokens that could have been drawn wrongly and be caught in all of `runs`
-    simulated audits.
+    """The smallest share of tokens that could have been drawn wrongly and be caught in all of
+    `SIMULATED` audits.
 
     `planted[t]` is the transform of token t under the wrong law; in a simulated audit each token has it
     with the probability in question, else a uniform number. Found by bisection to 1/128; `None`: not even
@@ -74,7 +78,7 @@ def smallest_caught_share(
     """
 
     def always(share: float) -> bool:
-        for _ in range(runs):
+        for _ in range(SIMULATED):
             uniform = generator.random(len(planted))
             if not is_caught(np.where(generator.random(len(planted)) < share, planted, uniform)):
                 return False

@@ -131,7 +131,7 @@ def sizes(config: DraftConfig | TargetConfig) -> dict[str, Any]:
     }
 
 
-def _storage(weights: WeightFiles, names: set[str], ignored: dict[str, int] | None = None) -> dict[str, Any]:
+def _storage(weights: WeightFiles, names: set[str], ignored: dict[str, int]) -> dict[str, Any]:
     dtypes: dict[str, int] = {}
     for name in sorted(names):
         stored = weights.tensors[name]
@@ -145,13 +145,13 @@ def _storage(weights: WeightFiles, names: set[str], ignored: dict[str, int] | No
     }
 
 
-def _unused(weights: WeightFiles, names: set[str], ignored: dict[str, int] | None) -> list[str]:
+def _unused(weights: WeightFiles, names: set[str], ignored: dict[str, int]) -> list[str]:
     """Tensors that nobody reads, without those left out on purpose, whose names start as `ignored` says."""
-    known = tuple(ignored or ())
+    known = tuple(ignored)
     return sorted(name for name in set(weights.tensors) - names if not name.startswith(known))
 
 
-def _warnings(weights: WeightFiles, names: set[str], ignored: dict[str, int] | None = None) -> list[str]:
+def _warnings(weights: WeightFiles, names: set[str], ignored: dict[str, int]) -> list[str]:
     warnings = []
     extra = _unused(weights, names, ignored)
     if extra:

@@ -104,7 +104,7 @@ def show(pair: Pair) -> int:
     how = Options(policy="fixed", block_size=pair.block_size)
     with DSparkDecoder(load, how) as decoder:
         progress.clear()
-        prompt = _tokens(decoder.models, pair)
+        prompt = decoder.models.require_tokenizer().encode_prompt(pair.prompt)
         info = decoder.info()
         print(
             f"{pair.about}\ntarget in {info['dtype']}, draft in {info['draft_dtype']}, on {info['device']}, "
@@ -160,12 +160,6 @@ def _same_text(models: Models, one: GenerationResult, other: GenerationResult) -
             cause = "rounding" if gap <= reference.bound(row) else "NOT rounding"
             return f"to token {position}, gap {gap:.1g}: {cause}"
     return "yes" if len(one.token_ids) == len(other.token_ids) else "no: one ends earlier"
-
-
-def _tokens(models: Models, pair: Pair) -> list[int]:
-    if pair.is_chat:
-        return models.require_tokenizer().render_chat([{"role": "user", "content": pair.prompt}])
-    return list(models.tokens(pair.prompt))
 
 
 def _params(pair: Pair, temperature: float, seed: int = 0) -> SamplingParams:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dspark.cli import streams
 from dspark.errors import DSparkError
+from dspark.files import finite
 
 if TYPE_CHECKING:
     from dspark.result import GenerationResult, StreamPiece
@@ -59,18 +59,7 @@ class Progress:
 
 def print_json(value: Any) -> None:
     """One JSON value on a line of its own, ASCII only so that no locale can break it."""
-    streams.write(json.dumps(_finite(value), allow_nan=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity (a log probability of a token that cannot come): `null` stands for it."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    streams.write(json.dumps(finite(value), allow_nan=False) + "\n")
 
 
 def print_stream(pieces: Iterable[StreamPiece], shown: list[str] | None = None) -> GenerationResult:

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
-from dspark.errors import CheckpointError
+from dspark.errors import CheckpointError, first_line
 from dspark.pretrained.cache import Progress, say
 from dspark.pretrained.smollm2 import smollm2_directory
 
@@ -81,14 +81,10 @@ def _from_hub(name: str, role: Role, progress: Progress) -> Path:
         found = snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"])
     except Exception as error:  # the library's errors come from several packages; each is a model not found
         raise CheckpointError(
-            f"there is no directory {name!r}, and the Hugging Face Hub did not give it: {_first_line(error)}"
+            f"there is no directory {name!r}, and the Hugging Face Hub did not give it: {first_line(error)}"
         ) from error
     return Path(found)
 
 
 def _known_sentence(role: Role) -> str:
     return f"known names: {', '.join(_KNOWN[role])}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -9,12 +9,15 @@ from dspark.target.config import TargetConfig
 
 EMBEDDINGS = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+RECOMPUTED = "rotary_emb.inv_freq"
+"""Some checkpoints store what follows from the config."""
 
 
 def target_shapes(config: TargetConfig, weights: WeightFiles) -> dict[str, Shape]:
     """
     Raises:
-        CheckpointError: the config says that the output head is not tied, and there is none.
+        CheckpointError: the config says that the output head is not tied, and there is none; or a layer holds
+            a tensor that the config has no place for: without it the model would be another one.
     """
     table = (config.vocab_size, config.hidden_size)
     shapes: dict[str, Shape] = {EMBEDDINGS: table, "model.norm.weight": (config.hidden_size,)}
@@ -36,4 +39,10 @@ def target_shapes(config: TargetConfig, weights: WeightFiles) -> dict[str, Shape
                 qk_norm=config.qk_norm,
             )
         )
+    for name in sorted(weights.tensors):
+        if name.startswith("model.layers.") and name not in shapes and not name.endswith(RECOMPUTED):
+            raise CheckpointError(
+                f"{weights.where()}: holds tensor {name}, and the config has no place for it "
+                f"({config.num_hidden_layers} layers, attention biases {str(config.qkv_bias).lower()})"
+            )
     return shapes

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.files import write_whole
+from dspark.files import finite, write_whole
 
 LOG = "log.jsonl"
 Say = Callable[[str], None]
@@ -29,7 +28,7 @@ class Log:
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """One report, with null for what is not finite; nested mappings and lists become scalars named by
         their path in TensorBoard."""
-        values = _finite(values)
+        values = finite(values)
         with self._file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"step": step, **values}, allow_nan=False) + "\n")
         if self._board is not None:
@@ -54,14 +53,6 @@ def reports(directory: Path) -> list[dict[str, Any]]:
             if isinstance(one, dict) and isinstance(one.get("step"), int):
                 found.append(one)
     return found
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _scalars(path: str, value: Any) -> list[tuple[str, float]]:

@@ -21,14 +21,6 @@ pub enum CostError {
         /// What was given.
         seconds: f64,
     },
-    /// NaN, infinite, zero or negative weight.
-    #[error("the weight of the point at {tokens} tokens must be finite and above 0, found {weight}")]
-    Weight {
-        /// Tokens in the pass.
-        tokens: usize,
-        /// What was given.
-        weight: f64,
-    },
     /// The same width twice: take a median first.
     #[error("a cost table has one point for each width, found {tokens} tokens twice")]
     Duplicate {
@@ -51,17 +43,6 @@ pub enum CostError {
         /// What was given.
         seconds: f64,
     },
-}
-
-/// One measurement of the target.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CostPoint {
-    /// Tokens in the pass, over all requests.
-    pub tokens: usize,
-    /// Time of the pass, best a median.
-    pub seconds: f64,
-    /// How much the point counts where noise is smoothed, for example the number of repetitions.
-    pub weight: f64,
 }
 
 /// Seconds of a round by what it does (the paper's SPS curve, section 3.2.2, turned over, and what surrounds the
@@ -91,22 +72,12 @@ pub struct CostTable {
 }
 
 impl CostTable {
-    /// A table from (tokens in the pass, seconds) in any order, all of the same weight.
+    /// A table from (tokens in the pass, seconds) in any order, best medians.
     ///
     /// # Errors
     /// [`CostError`] if there is no point, a width of 0 or given twice, or a time that is not a finite
     /// number above 0.
     pub fn new(points: &[(usize, f64)]) -> Result<Self, CostError> {
-        let points: Vec<CostPoint> =
-            points.iter().map(|&(tokens, seconds)| CostPoint { tokens, seconds, weight: 1.0 }).collect();
-        Self::weighted(&points)
-    }
-
-    /// As [`CostTable::new`], with a weight for each point.
-    ///
-    /// # Errors
-    /// As [`CostTable::new`], and for a weight that is not a finite number above 0.
-    pub fn weighted(points: &[CostPoint]) -> Result<Self, CostError> {
         Ok(Self::of(curve(points)?))
     }
 
@@ -142,9 +113,7 @@ impl CostTable {
     /// # Errors
     /// As [`CostTable::new`], but no points are none.
     pub fn with_draft(mut self, points: &[(usize, f64)]) -> Result<Self, CostError> {
-        let points: Vec<CostPoint> =
-            points.iter().map(|&(tokens, seconds)| CostPoint { tokens, seconds, weight: 1.0 }).collect();
-        self.draft = if points.is_empty() { None } else { Some(curve(&points)?) };
+        self.draft = if points.is_empty() { None } else { Some(curve(points)?) };
         Ok(self)
     }
 
@@ -208,31 +177,28 @@ impl CostTable {
 }
 
 /// The curve through points in any order, or why they are none.
-pub(super) fn curve(points: &[CostPoint]) -> Result<Curve, CostError> {
+pub(super) fn curve(points: &[(usize, f64)]) -> Result<Curve, CostError> {
     let mut points = points.to_vec();
-    points.sort_by_key(|p| p.tokens);
+    points.sort_by_key(|&(tokens, _)| tokens);
     check(&points)?;
-    let point = |p: &CostPoint| Point { x: p.tokens as f64, y: p.seconds, weight: p.weight };
+    let point = |&(tokens, seconds): &(usize, f64)| Point { x: tokens as f64, y: seconds, weight: 1.0 };
     Ok(Curve::through(&points.iter().map(point).collect::<Vec<_>>()))
 }
 
-fn check(sorted: &[CostPoint]) -> Result<(), CostError> {
+fn check(sorted: &[(usize, f64)]) -> Result<(), CostError> {
     if sorted.is_empty() {
         return Err(CostError::Empty);
     }
-    for &CostPoint { tokens, seconds, weight } in sorted {
+    for &(tokens, seconds) in sorted {
         if tokens == 0 {
             return Err(CostError::NoTokens);
         }
         if !(seconds.is_finite() && seconds > 0.0) {
             return Err(CostError::Seconds { tokens, seconds });
         }
-        if !(weight.is_finite() && weight > 0.0) {
-            return Err(CostError::Weight { tokens, weight });
-        }
     }
-    match sorted.windows(2).find(|pair| pair[0].tokens == pair[1].tokens) {
-        Some(pair) => Err(CostError::Duplicate { tokens: pair[0].tokens }),
+    match sorted.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        Some(pair) => Err(CostError::Duplicate { tokens: pair[0].0 }),
         None => Ok(()),
     }
 }

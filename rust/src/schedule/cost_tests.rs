@@ -12,8 +12,6 @@ fn what_is_not_a_table_is_refused_by_name() {
     for bad in [f64::NAN, f64::INFINITY] {
         assert!(matches!(refused(&[(3, bad)]), CostError::Seconds { tokens: 3, .. }));
     }
-    let point = CostPoint { tokens: 1, seconds: 1.0, weight: f64::NAN };
-    assert!(matches!(CostTable::weighted(&[point]), Err(CostError::Weight { tokens: 1, .. })));
     let table = CostTable::new(&[(1, 1.0)]).unwrap();
     assert!(table.clone().with_round_seconds(-1.0).is_err());
     assert!(table.with_request_seconds(f64::NAN).is_err());
@@ -44,10 +42,9 @@ fn noise_is_pooled_by_weight() {
     let smooth: Vec<f64> = table.points().map(|(_, s)| s).collect();
     assert_eq!(smooth, [22.0, 22.0, 22.0, 22.5]);
 
-    let point = |tokens, seconds, weight| CostPoint { tokens, seconds, weight };
-    let table = CostTable::weighted(&[point(1, 4.0, 3.0), point(2, 2.0, 1.0)]).unwrap();
-    assert_eq!(table.pass_seconds(1), 3.5);
-    assert_eq!(table.pass_seconds(2), 3.5);
+    let point = |x, y, weight| Point { x, y, weight };
+    let curve = Curve::through(&[point(1.0, 4.0, 3.0), point(2.0, 2.0, 1.0)]);
+    assert_eq!([curve.at(1.0), curve.at(2.0)], [3.5, 3.5]);
 }
 
 #[test]
@@ -59,7 +56,7 @@ fn a_round_adds_its_fixed_and_per_request_cost() {
 }
 
 /// Brute force over all ways of cutting the sequence into blocks that are replaced by their means.
-fn best_monotone(points: &[CostPoint]) -> f64 {
+fn best_monotone(points: &[Point]) -> f64 {
     let n = points.len();
     let mut best = f64::INFINITY;
     for cuts in 0..1u32 << (n - 1) {
@@ -70,8 +67,8 @@ fn best_monotone(points: &[CostPoint]) -> f64 {
             }
             let block = &points[start..end];
             let weight: f64 = block.iter().map(|p| p.weight).sum();
-            let mean = block.iter().map(|p| p.seconds * p.weight).sum::<f64>() / weight;
-            error += block.iter().map(|p| p.weight * (p.seconds - mean).powi(2)).sum::<f64>();
+            let mean = block.iter().map(|p| p.y * p.weight).sum::<f64>() / weight;
+            error += block.iter().map(|p| p.weight * (p.y - mean).powi(2)).sum::<f64>();
             fits &= mean >= previous;
             (previous, start) = (mean, end);
         }
@@ -85,11 +82,11 @@ fn best_monotone(points: &[CostPoint]) -> f64 {
 proptest! {
     #[test]
     fn smoothing_is_the_nearest_monotone_curve(raw in prop::collection::vec((0.1f64..10.0, 0.1f64..5.0), 1..8)) {
-        let points: Vec<CostPoint> = raw.iter().enumerate()
-            .map(|(i, &(seconds, weight))| CostPoint { tokens: 1 + 3 * i, seconds, weight }).collect();
-        let table = CostTable::weighted(&points).unwrap();
+        let points: Vec<Point> = raw.iter().enumerate()
+            .map(|(i, &(y, weight))| Point { x: (1 + 3 * i) as f64, y, weight }).collect();
+        let table = CostTable::of(Curve::through(&points));
         let smooth: Vec<f64> = table.points().map(|(_, s)| s).collect();
-        let error: f64 = points.iter().zip(&smooth).map(|(p, s)| p.weight * (p.seconds - s).powi(2)).sum();
+        let error: f64 = points.iter().zip(&smooth).map(|(p, s)| p.weight * (p.y - s).powi(2)).sum();
         prop_assert!(error <= best_monotone(&points) + 1e-9);
         let curve: Vec<f64> = (1..60).map(|t| table.pass_seconds(t)).collect();
         prop_assert!(curve.windows(2).all(|w| w[0] <= w[1]));

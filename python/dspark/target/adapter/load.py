@@ -12,7 +12,7 @@ import torch
 from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.load import resolve_dtype
 from dspark.checkpoint.weights import WeightFiles
-from dspark.errors import CheckpointError
+from dspark.errors import CheckpointError, first_line
 from dspark.target.adapter.config import AdaptedConfig
 from dspark.target.adapter.model import TransformersTarget
 from dspark.target.adapter.names import require_causal
@@ -70,10 +70,9 @@ def _load(transformers: Any, weights: WeightFiles, architecture: str, dtype: tor
     except MemoryError:
         raise
     except Exception as error:  # transformers lets any exception of a bad checkpoint through
-        reason = (str(error).strip() or "no message").splitlines()[0]
         raise CheckpointError(
             f"{weights.directory}: transformers {transformers.__version__} cannot load this {architecture} "
-            f"({type(error).__name__}: {reason})"
+            f"({type(error).__name__}: {first_line(error)})"
         ) from error
     _require_every_weight(weights, model, info)
     return model

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, first_line
 from dspark.target.adapter import states
 from dspark.target.adapter.cache import AdaptedCache
 from dspark.target.adapter.head import LentHead
@@ -83,7 +83,7 @@ def _cannot_run(target: TransformersTarget, ids: Tensor, error: Exception) -> Co
     except _RUN_ERRORS as own:
         why, error = f"it does not run in {str(target.dtype).removeprefix('torch.')}", own
     name = target.config.architecture
-    return ConfigError(f"{name} cannot be a target: {why} ({type(error).__name__}: {_first_line(error)})")
+    return ConfigError(f"{name} cannot be a target: {why} ({type(error).__name__}: {first_line(error)})")
 
 
 def _check_cache(name: str, cache: AdaptedCache, length: int) -> None:
@@ -162,9 +162,5 @@ def _fork_fault(target: TransformersTarget, *tokens: Tensor) -> str | None:
             if float((found - expected).abs().max()) > tolerance * float(expected.abs().max()):
                 return f"a copied cache of {name} gives other logits than one that ran the tokens itself"
     except (ConfigError, *_RUN_ERRORS) as error:
-        return f"caches of {name} cannot be copied ({type(error).__name__}: {_first_line(error)})"
+        return f"caches of {name} cannot be copied ({type(error).__name__}: {first_line(error)})"
     return None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or "no message").splitlines()[0]
