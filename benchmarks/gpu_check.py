@@ -22,7 +22,7 @@ from dspark import __version__
 from dspark.kernels import look
 
 HERE = Path(__file__).resolve().parent
-SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck")
+SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 BUDGETS_ARE_OF = "13.2"
 TOOLKIT = "/usr/local/cuda/bin"
 SANITIZER_SECONDS = 1800

@@ -47,7 +47,11 @@ def main() -> None:
         right += difference is None
         wrong += [difference] if difference else []
     rounds = [loop(options.device, temperature) for temperature in (0.0, 0.7)]
-    rounds += graphs() if on_gpu else []
+    if on_gpu:
+        timed_graphs, same = graphs()
+        rounds += timed_graphs
+        right += same
+        wrong += [] if same else ["a CUDA graph's attention is not that of the launches, bit by bit"]
     said = f"{right} of {right + len(wrong)} golden texts" + (f"; {wrong[0]}" if wrong else "")
     print(json.dumps({"ok": right > 0 and not wrong, "said": said, "wrong": wrong, "rounds": rounds}))
 
@@ -116,8 +120,8 @@ def loop(device: str, temperature: float, turns: int = 5) -> dict[str, Any]:
     return {"what": f"round of the embedded pair, temperature {temperature}", "microseconds": each}
 
 
-def graphs() -> list[dict[str, Any]]:
-    """Attention of a verify pass of one request, as launched and as a graph."""
+def graphs() -> tuple[list[dict[str, Any]], bool]:
+    """Attention of a verify pass of one request, as launched and as a graph, and whether they agree."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     with torch.inference_mode():
         store = KVStore(LAYERS, KEY_HEADS, HEAD_DIM, dtype, device)
@@ -133,10 +137,10 @@ def graphs() -> list[dict[str, Any]]:
 
         attention = make()
 
-        def pass_() -> None:
-            for index in range(LAYERS):
-                attention.layer(index, heads)
+        def pass_() -> torch.Tensor:
+            return torch.stack([attention.layer(index, heads) for index in range(LAYERS)])
 
+        expected = pass_()
         launched = timed(pass_)
         # Our kernels run on torch's current stream at the time when a pass begins: the one that is captured.
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
@@ -146,13 +150,14 @@ def graphs() -> list[dict[str, Any]]:
             pass_()
             stream.synchronize()
             with torch.cuda.graph(graph, stream=stream):
-                pass_()
+                found = pass_()
         replayed = timed(graph.replay)
     what = f"attention of {LAYERS} layers, {ROWS} rows over {CONTEXT} positions"
-    return [
+    rows = [
         {"what": f"{what}, launched", "microseconds": launched},
         {"what": f"{what}, as a CUDA graph", "microseconds": replayed},
     ]
+    return rows, bool(torch.equal(found, expected))
 
 
 def timed(action: Callable[[], object], turns: int = 50) -> float:

@@ -41,6 +41,14 @@ FLAGSHIP = DeltaSizes(
 )
 SMALL = DeltaSizes(key_heads=2, value_heads=4, key_dim=16, value_dim=16, kernel=4)
 TWO_HEADS = DeltaSizes(key_heads=1, value_heads=2, key_dim=128, value_dim=128, kernel=4)
+SAMPLED: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"top_k": 50, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 0.8, "rule": "coupled"},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.1},
+    {"temperature": 0.8, "logit_bias": {7: 3.0, 11: -100.0}, "min_tokens": 8, "stop_token_ids": [2, 5]},
+)
 TURNS = 20
 CLOCK = 2e9
 """Cycles per second, no fewer than a GPU has."""
@@ -113,7 +121,7 @@ def cases(choice: Choice, device: torch.device) -> Iterator[tuple[str, str, Comp
             what = f"{sizes.value_heads} heads of {sizes.value_dim} in layers: {layers}, {dtype}"
             made = partial(DeltaCase, choice, device, dtype, sizes, layers, [1, 7, 8, 16])
             yield "delta", what, partial(compared, made)
-        for given in ({"temperature": 0.0}, {"temperature": 0.8}, {"top_k": 50, "top_p": 0.9, "min_p": 0.01}):
+        for given in SAMPLED:
             vocabulary = 3000 if small else 50_000
             sampling = (choice, device, dtype, 6, roofline.BLOCK, vocabulary, 32)
             yield "sampling", f"{given}, {dtype}", partial(decided, partial(SamplingCase, *sampling, **given))

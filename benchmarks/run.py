@@ -1,4 +1,4 @@
-"""The short measurements that the README quotes, one after the other; the long ones have their commands there.
+"""The short measurements that the README quotes, one after the other; the long ones have commands there.
 
     python benchmarks/run.py            # about ten minutes on two cores; SmolLM2 only if it was fetched
     before

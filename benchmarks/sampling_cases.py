@@ -11,7 +11,6 @@ from dspark import SamplingParams, _core
 from dspark.kernels import Choice
 from dspark.kernels.sampler import Sampler
 
-RULE = "rejection"
 TIMED: tuple[dict[str, Any], ...] = ({"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9})
 """Parameters to time: without and with a cut of each row, which costs several passes over it."""
 
@@ -28,6 +27,7 @@ class SamplingCase:
         block: int,
         vocabulary: int,
         rank: int,
+        rule: str = "rejection",
         **given: Any,
     ) -> None:
         if choice.kernels is None:
@@ -37,6 +37,7 @@ class SamplingCase:
         def draw(rows: int, columns: int) -> Tensor:
             return torch.randn(rows, columns, generator=generator).to(dtype)
 
+        self.rule = rule
         self.requests, self.block, self.vocabulary = requests, block, vocabulary
         self.base = draw(requests * block, vocabulary) * 2
         near = self.base.view(requests, block, vocabulary)
@@ -68,7 +69,7 @@ class SamplingCase:
             self._there["base"],
             None,
             self._sampler.heads,
-            RULE,
+            self.rule,
             self.params,
             self.noise,
             self.history,
@@ -84,7 +85,7 @@ class SamplingCase:
         """Of the verdicts. The draft's law is that without the Markov bias: another than the chain's, and a
         law all the same."""
         return _core.VerifyPlan(
-            self._there["target"], ids, self._there["base"], RULE, self.params, self.noise, self.history
+            self._there["target"], ids, self._there["base"], self.rule, self.params, self.noise, self.history
         )
 
     def verdict(self, ids: list[list[int]]) -> list[tuple[int, int, bool]]:
@@ -97,13 +98,15 @@ class SamplingCase:
         rows = self.base.split(self.block)
         given = zip(self.anchors, rows, self.params, self.noise, strict=True)
         return [
-            _core.draft_chain(anchor, base, None, self.heads, RULE, params, noise, output_ids=[4])[0]
+            _core.draft_chain(anchor, base, None, self.heads, self.rule, params, noise, output_ids=[4])[0]
             for anchor, base, params, noise in given
         ]
 
-    def core_verdict(self, ids: list[list[int]]) -> list[tuple[int, int]]:
+    def core_verdict(self, ids: list[list[int]]) -> list[Any]:
         """The core's."""
-        return _core.accept_batch(self.target, ids, self.base, RULE, self.params, self.noise, self.history)
+        return _core.accept_batch(
+            self.target, ids, self.base, self.rule, self.params, self.noise, self.history
+        )
 
     def differences(self) -> tuple[int, int]:
         """Chains and verdicts unlike the core's, close margins aside, and how many of those there are."""

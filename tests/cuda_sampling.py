@@ -83,7 +83,7 @@ class Batch:
     noise: list[_core.Noise] = field(default_factory=list)
     history: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
-    def by_core(self, rule: str) -> list[Outcome]:
+    def by_core(self, rule: str) -> list[Any]:
         """What the core decides."""
         return _core.accept_batch(
             self.target, self.ids, self.draft, rule, self.params, self.noise, self.history

@@ -89,11 +89,10 @@ def test_rows_from_which_nothing_can_be_drawn(emulation: Library) -> None:
             else:
                 target[at, 1050] = bad
             judged = Batch(target, draft, ids, made.params, made.noise, made.history)
-            with pytest.raises(NumericsError) as core:
-                judged.by_core("rejection")
+            [core] = [one for one in judged.by_core("rejection") if isinstance(one, NumericsError)]
             with pytest.raises(NumericsError) as kernel:
                 judged.by_kernel("rejection", emulation)
-            assert str(kernel.value) == str(core.value) and words in str(core.value)
+            assert str(kernel.value) == str(core) and words in str(core)
     # A masked logit covers nothing up.
     made = batch(12, 40, torch.float32, params=[{"min_tokens": 9, "stop_token_ids": [3]}], most=0)
     made.target[0, 3] = torch.nan

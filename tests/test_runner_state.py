@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,3 +91,24 @@ def test_preemption_is_a_release_and_a_prefill_of_all_tokens(pair: Pair) -> None
     runner.release([1])
     prefill(runner, 1, PROMPT + text[:-1], 16)
     assert_same(decode(runner, 1, text[-1], ROUNDS)[0], decode(kept, 1, text[-1], ROUNDS)[0])
+
+
+@torch.inference_mode()
+def test_only_a_gpu_is_waited_for(pairs: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the engine would time launches in place of draft passes."""
+    runner, waited = pairs("dense").runner(), []
+    stream = SimpleNamespace(synchronize=lambda: waited.append("stream"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    prefill(runner, 1, PROMPT)
+    runner.draft([1], [ANCHOR])
+    assert not waited
+    asked: list[str] = []
+    monkeypatch.setattr(runner, "_wait", lambda: asked.append("wait"))
+    runner.draft([1], [ANCHOR])
+    runner.feed([1])
+    assert asked == ["wait", "wait"]
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    runner.target = SimpleNamespace(device=torch.device("cuda", 0))  # type: ignore[assignment]
+    runner._wait()
+    assert waited == ["stream"]

@@ -18,7 +18,7 @@ from dspark.sampling import SamplingParams
 from dspark.serve.calibration import InForce, in_force
 from dspark.serve.costs import CostSource, obtain
 from dspark.serve.engine import EngineThread
-from dspark.serve.models import Models
+from dspark.serve.models import Models, parse_device
 from dspark.serve.options import PAGE, Options
 from dspark.serve.request import Submission
 from dspark.serve.streams import AsyncPieceStream, PieceStream
@@ -132,7 +132,7 @@ class DSparkDecoder:
             Models.load,
             target,
             draft,
-            device=device,
+            device=str(parse_device(device)),  # here: the engine's thread has a current GPU of its own
             dtype=dtype,
             block_size=block_size,
             progress=progress,

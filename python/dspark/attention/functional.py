@@ -62,13 +62,16 @@ def _two_products(queries: Tensor, keys_t: Tensor, values: Tensor, mask: Tensor 
 
 
 def _fused(queries: Tensor, keys_t: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    rows = queries.shape[0]
+    """Each key head is an element of the batch, and its group of query heads reads it where it is: with a
+    mask and `enable_gqa` torch has only what writes scores out and repeats keys and values."""
+    rows, heads, head_dim = queries.shape
+    kv_heads, keys = values.shape[:2]
+    groups = heads // kv_heads
     out = F.scaled_dot_product_attention(
-        queries.transpose(0, 1)[None],
-        keys_t.transpose(1, 2)[None],
-        values[None],
+        queries.view(rows, kv_heads, groups, head_dim).permute(1, 2, 0, 3),
+        keys_t.transpose(1, 2)[:, None].expand(kv_heads, groups, keys, head_dim),
+        values[:, None].expand(kv_heads, groups, keys, head_dim),
         attn_mask=mask,
         scale=1.0,
-        enable_gqa=True,
     )
-    return out[0].transpose(0, 1).reshape(rows, -1)
+    return out.permute(2, 0, 1, 3).reshape(rows, -1)

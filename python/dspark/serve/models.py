@@ -257,14 +257,19 @@ def _generation_config(path: Path) -> dict[str, Any]:
 
 
 def parse_device(name: str) -> torch.device:
-    """ "auto" is a GPU if torch sees one, else the CPU; raises `ConfigError`."""
+    """ "auto" is a GPU if torch sees one, else the CPU; a GPU without a number is the thread's current one.
+
+    Raises `ConfigError`.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if not isinstance(name, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ConfigError(f'device must be "auto", "cpu" or "cuda", not {name!r}')
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError('device "cuda" was asked for, and torch sees no GPU')
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 

@@ -131,6 +131,7 @@ class Runner:
         """Gives the contexts of requests that are about to draft what prompts and rounds without a draft put
         off."""
         self._feed.complete(ids)
+        self._wait()
 
     def draft(self, ids: list[int], anchors: list[int]) -> tuple[Tensor, Tensor | None]:
         """One block per request: base logits `[requests * gamma, vocabulary]` and, if a head reads them, the
@@ -140,6 +141,7 @@ class Runner:
         contexts = self._feed.complete(ids)
         hidden, base = self.draft_model.block(anchors, contexts)
         self._drafted = set(ids)
+        self._wait()
         return base, hidden if self.needs_hidden else None
 
     def verify(self, ids: list[int], tokens: list[int], lengths: list[int]) -> Tensor:
@@ -184,6 +186,12 @@ class Runner:
             self._feed.release(request)
         if not self._caches:
             self._verified_taps = None
+
+    def _wait(self) -> None:
+        """Until a GPU has done what it was asked: calls return before, and the engine, which times them,
+        would take draft passes for free and chains for dear. Target passes end with a decision."""
+        if self.target.device.type == "cuda":
+            torch.cuda.current_stream(self.target.device).synchronize()
 
     def _ids(self, tokens: list[int]) -> Tensor:
         return torch.tensor(tokens, dtype=torch.int64, device=self.target.device)

@@ -37,6 +37,8 @@ pub struct Device {
     most_shared: u32,
     functions: RwLock<HashMap<&'static str, Function>>,
     loading: Mutex<()>,
+    /// Apart from `loading`, which is held while kernels are compiled.
+    sharing: Mutex<()>,
 }
 
 /// An opaque handle of the driver's.
@@ -96,6 +98,7 @@ impl Device {
             most_shared,
             functions: RwLock::default(),
             loading: Mutex::default(),
+            sharing: Mutex::default(),
         })
     }
 
@@ -237,7 +240,7 @@ impl Device {
             return Ok(());
         }
         // The attribute is set, not raised: two launches at once must not leave the smaller of two sizes.
-        let _one_at_a_time = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.sharing.lock().unwrap_or_else(PoisonError::into_inner);
         if bytes <= allowed.load(Ordering::Acquire) {
             return Ok(());
         }
