@@ -10,7 +10,8 @@ GET  /stats     what `DSparkDecoder.state`, `.stats` and `.info` say
 GET  /health    200, or 503 while it shuts down and when the engine has failed
 
 Texts come as events, one for each piece, with `text` and `token_ids`; the last one adds `finish_reason`,
-`stop_reason`, `usage` and `speculation`. A request that fails on the way ends with an event named "error".
+`stop_reason`, `usage`, `speculation`, and `logprobs` where they were asked for. A request that fails on the
+way ends with an event named "error".
 Where none has come for `PING` seconds, as in the queue, a comment is sent: proxies cut off who is silent.
 400: the request is wrong, `detail` says how; 413: its body is larger than `--max-body`. 503: the queue is
 full or the service shuts down, and with "Retry-After" it is worth trying again.
@@ -21,6 +22,7 @@ connections that are still open `--linger` s after that, of clients that neither
 import argparse
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -74,7 +76,12 @@ def account(result: GenerationResult) -> dict[str, Any]:
     why = {"finish_reason": result.finish_reason, "stop_reason": result.stop_reason}
     usage = {"prompt_tokens": len(result.prompt_token_ids), "completion_tokens": len(result.token_ids)}
     speculation = {"state": result.speculation, "acceptance_length": result.acceptance_length}
-    return {**why, "usage": usage, "speculation": speculation}
+    found = {**why, "usage": usage, "speculation": speculation}
+    if result.logprobs is not None:
+        # JSON has no infinity, which is the logprob of a token that cannot come.
+        rows = [{str(t): p if math.isfinite(p) else None for t, p in row.items()} for row in result.logprobs]
+        found["logprobs"] = rows
+    return found
 
 
 async def with_pauses(stream: AsyncIterator[StreamPiece]) -> AsyncIterator[StreamPiece | None]:
@@ -124,8 +131,8 @@ def make_app(decoder: DSparkDecoder, timeout: float = 300.0, max_body: int = 1 <
     def check_open() -> None:
         if app.state.draining:
             raise HTTPException(503, "the service shuts down", {"Retry-After": "1"})
-        if decoder.state == "failed":
-            raise HTTPException(503, "the engine has failed")
+        if decoder.state in ("failed", "forked"):
+            raise HTTPException(503, f"the engine has {decoder.state}")
 
     async def answer(read: Callable[[], Sequence[int]], params: dict[str, Any]) -> EventSourceResponse:
         check_open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from commandline import run, talking_target
 from dspark.bench.cells import Cell, Grid, predicted_seconds
 from dspark.bench.clients import Usage, keep_busy
 from dspark.bench.plot import plot_bench
-from dspark.bench.prompt_sets import SETS, built_in
+from dspark.bench.prompt_sets import SETS, built_in, check_room
 from dspark.bench.ratios import ratio_over_best
 from dspark.bench.report import HEADER, CellReport, footnote, report_cell, rows
 from dspark.bench.run import Bench, ModeRuns
@@ -24,7 +25,7 @@ from dspark.cli.show import table
 from dspark.core import CostTable
 from dspark.decoder import DSparkDecoder
 from dspark.durations import duration
-from dspark.errors import ConfigError, NumericsError
+from dspark.errors import CapacityError, ConfigError, NumericsError
 from dspark.sampling import SamplingParams
 from dspark.text import Tokenizer
 
@@ -215,6 +216,35 @@ def test_the_plot_shows_every_measure_of_every_mode(tmp_path: Path, monkeypatch:
     assert shown["verify budget"]["threshold"] == 4.0
 
 
+def test_names_in_plots_are_no_formulas(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report, grid = slow_cell()
+    odd = dataclasses.replace(grid, sets=["x$^$y"])
+    cell = dataclasses.replace(report.cell, prompts="x$^$y")
+    plot_bench([dataclasses.replace(report, cell=cell)], odd, tmp_path / "bench.svg", "cost_$5_$10")
+    assert (tmp_path / "bench.svg").stat().st_size > 1000
+
+
+def test_a_plot_that_fails_takes_no_number_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ConfigError("no room for a plot")
+
+    monkeypatch.setattr("dspark.bench.plot.plot_bench", fails)
+    code, out, err = run(*TINY, "--temperatures", 0, "--plot", tmp_path / "p.svg", "--json")
+    assert code == 2 and "no room for a plot" in err
+    assert json.loads(out.splitlines()[0])["cells"]
+
+
+def test_prompts_need_room_for_what_is_measured() -> None:
+    check_room({"mine": [[1] * 8]}, 16, 8)
+    with pytest.raises(
+        CapacityError, match="set mine, prompt 2 has 9 tokens, which leaves no room for 8 more"
+    ):
+        check_room({"mine": [[1], [1] * 9]}, 16, 8)
+    code, out, err = run(*TINY, "--max-model-len", 12, "--json")
+    assert code == 2 and "in the context window of 12" in err, err
+
+
 def test_what_is_timed_was_not_warmed_up_with(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[int, list[tuple[int, ...]]] = {4: [], 16: []}
     with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", max_batch_size=2) as decoder:
@@ -345,6 +375,7 @@ ERRORS = [
     (("--batches", 0), "ConfigError", "batches of a benchmark must be at least 1"),
     (("--plot", "speeds.pdf"), "ConfigError", "ends in .png or .svg"),
     (("--plot", "no/where.png"), "ConfigError", "name a file in a directory that is there"),
+    (("--plot", "/proc/plot.png"), "ConfigError", "/proc/plot.png cannot be written"),
     (("--prompts", "nowhere.jsonl"), "RequestError", "nowhere.jsonl cannot be read"),
     (("--sets", "chess"), "ConfigError", "chess"),
     (("--confidence-threshold", 1.5), "ConfigError", "threshold must be between 0 and 1, not 1.5"),

@@ -39,6 +39,10 @@ def test_the_block_drafter_has_no_chain():
     models = Models.load("tiny", "tiny-draft", dtype="float32")
     bare = without_markov(models)
     assert set(models.heads()) == {"markov", "confidence"} and bare.heads() == {}
+    # Nor has it one on a GPU, where kernels draw with the draft's own heads.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Models, "_sampler", lambda _: "the kernels'")
+        assert (models.runner().sampler, bare.runner().sampler) == ("the kernels'", None)
     params = SamplingParams(temperature=0.0, max_tokens=40)
     texts, lengths = [], []
     for loaded in (models, bare):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
 import time
+
+import pytest
 
 from dspark import DSparkDecoder, SamplingParams
 
@@ -40,3 +43,37 @@ def test_leaving_the_interpreter_ends_what_runs() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+FORKS = """
+import os, sys
+from dspark import DSparkDecoder, SamplingParams
+from dspark.errors import CapacityError
+
+endless = SamplingParams(ignore_eos=True)
+with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", policy="fixed") as decoder:
+    stream = decoder.stream([1, 2, 3], endless)
+    next(stream)
+    if (child := os.fork()) == 0:
+        said = [decoder.state]
+        for ask in (lambda: decoder.generate([1, 2, 3]), lambda: list(stream)):
+            try:
+                ask()
+            except CapacityError as error:
+                said.append(str(error))
+        print(*said, sep="\\n", flush=True)
+        decoder.close()
+        sys.exit(0)  # through the hooks of the interpreter's end
+    assert os.waitpid(child, 0)[1] == 0
+    assert decoder.state == "running"
+    stream.close()
+    assert len(decoder.generate([1, 2, 3], SamplingParams(max_tokens=9, ignore_eos=True)).token_ids) == 9
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_has_no_decoder() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    why = "the decoder was made before this process was forked: make one in each process"
+    assert done.stdout.splitlines() == ["forked", why, why]

@@ -189,6 +189,10 @@ def test_other_routes_and_parameters(service: Service) -> None:
     answer = httpx.post(f"{service.url}/generate", json={"prompt": [7, 8], "params": params})
     [event] = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
     assert event["token_ids"] == [0] and event["finish_reason"] == "stop"
+    params = {"logit_bias": {"0": float(1000)}, "max_tokens": 1, "logprobs": 3, "ignore_eos": True}
+    answer = httpx.post(f"{service.url}/generate", json={"prompt": [7, 8], "params": params})
+    [event] = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
+    assert len(event["logprobs"]) == 1 and event["logprobs"][0]["0"] == 0.0
     params = {**ENDLESS, "timeout": 0.2}
     answer = httpx.post(f"{service.url}/generate", json={"prompt": "x", "params": params}, timeout=60)
     assert '"finish_reason": "abort"' in answer.text.strip().splitlines()[-1]

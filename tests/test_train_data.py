@@ -105,6 +105,10 @@ def test_a_template_that_only_closes_questions_refuses_nothing_but_tables(tmp_pa
     ("content", "named"),
     [
         ('{"token_ids": [1, 2]}', "line 1"),
+        ('{"token_ids": [[1, 2], [3, 4]], "answer_start": 1}', "line 1"),
+        ('{"token_ids": [1.7, 2, 3], "answer_start": 1}', "line 1"),
+        ('{"token_ids": [1, 2, 3], "answer_start": 1e400}', "line 1"),
+        ('{"token_ids": [1, 2, 99999999999999999999], "answer_start": 1}', "line 1"),
         ('\n{"messages": 3}', "line 2"),
         ("not json", "line 1"),
         ("[]", "line 1"),
@@ -193,6 +197,12 @@ def test_shards_are_never_generated_twice(tmp_path: Path) -> None:
     asked.clear()
     shards.fill(tasks, make, print)
     assert not asked
+    broken, said = shards.file(1), list[str]()
+    broken.write_bytes(broken.read_bytes()[:-8])
+    shards.fill(tasks, make, said.append)
+    assert sorted(asked) == list(tasks[PER_SHARD : 2 * PER_SHARD])
+    assert said[0] == f"{broken}: cannot be read, and is generated again"
+    assert len(list(read_conversations([tmp_path], None, VOCABULARY))) == len(tasks)
     with pytest.raises(CheckpointError, match="seed"):
         Shards(tmp_path, {"seed": 1})
     for seed in (0, 1):  # nothing was generated between

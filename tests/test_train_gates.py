@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from commandline import link_target
 from dspark import DSparkDecoder, SamplingParams
 from dspark.errors import ConfigError
 from dspark.pretrained import resolve
@@ -35,6 +36,17 @@ def test_training_and_decoding_agree(tmp_path: Path, decoders: Callable[..., DSp
     found = gates(tmp_path, decoders)
     assert found["passed"]
     assert found["drafted_accepted"]
+
+
+def test_a_penalty_among_the_targets_defaults_is_no_fault(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "target"
+    place.mkdir()
+    link_target(place, without=("generation_config.json",))
+    (place / "generation_config.json").write_text('{"repetition_penalty": 1.3}')
+    monkeypatch.setattr(sys.modules[__name__], "TARGET", place)
+    assert gates(tmp_path, decoders)["passed"]
 
 
 def test_an_untrained_draft_proves_nothing(

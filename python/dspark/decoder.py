@@ -17,7 +17,7 @@ from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.serve.calibration import InForce, in_force
 from dspark.serve.costs import CostSource, obtain
-from dspark.serve.engine import EngineThread
+from dspark.serve.engine import FORKED, EngineThread
 from dspark.serve.models import Models, parse_device
 from dspark.serve.options import PAGE, Options
 from dspark.serve.request import Submission
@@ -145,9 +145,10 @@ class DSparkDecoder:
         return self._models
 
     @property
-    def state(self) -> Literal["running", "closed", "failed"]:
+    def state(self) -> Literal["running", "closed", "failed", "forked"]:
         """ "running" while requests are served, "closed" once `close` was called; "failed" if the engine has
-        ended by itself: that is a bug, the traceback is on standard error, and only a new decoder helps."""
+        ended by itself: that is a bug, the traceback is on standard error, and only a new decoder helps;
+        "forked" in a process that was forked off after the decoder was made: threads do not come along."""
         return self._engine.state
 
     # A list of ints is one tokenised prompt; a list of anything else is a list of prompts.
@@ -309,8 +310,8 @@ class DSparkDecoder:
 
     def _submission(self, prompt: Any, params: SamplingParams | None) -> Submission:
         if (state := self._engine.state) != "running":
-            failed = "the decoder has failed: its engine has ended"
-            raise CapacityError("the decoder is closed" if state == "closed" else failed)
+            why = {"closed": "the decoder is closed", "forked": FORKED}
+            raise CapacityError(why.get(state, "the decoder has failed: its engine has ended"))
         models = self._models
         params = (params or _DEFAULT).with_defaults(models.generation_config)
         params.check_vocabulary(models.target.config.vocab_size)

@@ -17,6 +17,23 @@ def check_writable(path: Path) -> None:
     """Raises `ConfigError` if no file can be there; best before the work whose outcome it is to hold."""
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written: name a file in a directory that is there")
+    try:
+        with tempfile.NamedTemporaryFile(prefix=f".{path.name}-", dir=path.parent):
+            pass
+        if path.exists():
+            with path.open("ab"):
+                pass
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
+
+
+def sync(path: Path) -> None:
+    """Puts a written file on the disk before another name speaks of it: a loss of power leaves it whole.
+
+    Raises `OSError`.
+    """
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
 
 
 def read_lines(path: Path) -> list[str]:

@@ -41,7 +41,7 @@ def plot_bench(reports: Sequence[CellReport], grid: Grid, path: Path, title: str
             if marked:
                 at = [report.cell.batch for report in marked], [r.speed("throughput") for r in marked]
                 each.scatter(*at, s=120, facecolors="none", edgecolors="red", label="falls short")
-            each.set_title(f"{prompts}, temperature {temperature:g}", fontsize="medium")
+            each.set_title(f"{prompts}, temperature {temperature:g}", fontsize="medium", parse_math=False)
             each.set_xscale("log", base=2)
             each.set_xticks(list(grid.batches), [str(batch) for batch in grid.batches])
             each.set_ylim(bottom=0)
@@ -49,5 +49,5 @@ def plot_bench(reports: Sequence[CellReport], grid: Grid, path: Path, title: str
     for each in axes[-1]:
         each.set_xlabel("requests at once")
     axes[0][0].legend()
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     save_plot(figure, path)

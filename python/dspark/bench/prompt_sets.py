@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark.audit.prompts import read_prompts
+from dspark.errors import CapacityError
 
 if TYPE_CHECKING:
     from dspark.serve.models import Models
@@ -24,6 +26,20 @@ SETS = GENERAL + CODE_BEGINNINGS
 def built_in(name: str) -> list[str]:
     """The prompts of a set that comes with the package."""
     return read_prompts(_HERE / f"{name}.jsonl")
+
+
+def check_room(sets: Mapping[str, Sequence[Sequence[int]]], window: int, tokens: int) -> None:
+    """
+    Raises:
+        CapacityError: names a prompt that leaves less room in the context window than for `tokens` tokens.
+    """
+    for name, prompts in sets.items():
+        for number, prompt in enumerate(prompts, 1):
+            if len(prompt) + tokens > window:
+                raise CapacityError(
+                    f"prompt set {name}, prompt {number} has {len(prompt)} tokens, which leaves no room for "
+                    f"{tokens} more in the context window of {window}"
+                )
 
 
 def tokenised(texts: list[str], models: Models, *, is_code: bool) -> list[list[int]]:

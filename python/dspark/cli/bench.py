@@ -19,6 +19,7 @@ from dspark.plots import check_plot
 
 if TYPE_CHECKING:
     from dspark.bench.cells import Grid
+    from dspark.bench.prompt_sets import check_room
     from dspark.bench.report import CellReport
     from dspark.bench.run import Bench
     from dspark.decoder import DSparkDecoder
@@ -100,7 +101,9 @@ def run(options: argparse.Namespace) -> int:
     how = decoder_options(options)
     with DSparkDecoder(lambda: load_models(options, progress), how) as decoder:
         is_own = options.prompts is not None
-        bench = Bench(decoder, grid, _tokenised(texts, decoder, is_own=is_own))
+        prompts = _tokenised(texts, decoder, is_own=is_own)
+        check_room(prompts, decoder.info()["max_model_len"], grid.tokens)
+        bench = Bench(decoder, grid, prompts)
         info = decoder.info()
         estimate, started = bench.seconds_left(), time.perf_counter()
         if not options.json:
@@ -110,10 +113,6 @@ def run(options: argparse.Namespace) -> int:
         took = time.perf_counter() - started
     if ended is not None and not reports:
         raise ended
-    if options.plot is not None:
-        from dspark.bench.plot import plot_bench
-
-        plot_bench(reports, grid, options.plot, f"{options.target}, {info['threads']} threads")
     if options.json:
         print_json(to_json(info, grid, reports, estimate, took, ended))
     else:
@@ -125,6 +124,11 @@ def run(options: argparse.Namespace) -> int:
                 f"{repeats} of them ask prompts more than once: their intervals are more of the clock than "
                 "of the prompts"
             )
+    # Behind the numbers, which a plot that cannot be drawn must not take with it.
+    if options.plot is not None:
+        from dspark.bench.plot import plot_bench
+
+        plot_bench(reports, grid, options.plot, f"{options.target}, {info['threads']} threads")
     return 0 if ended is None else _unfinished(ended, options.json)
 
 

@@ -130,8 +130,6 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             print_text(f"{one.name}: fitted to {one.rounds} rounds\n{_scores_table(one)}\n{_left(one)}")
             print_text(f"written: {output}\n")
-        if options.plot is not None:
-            _plot(options.plot, fitted)
     progress.clear()
     if options.json:
         print_json(
@@ -141,6 +139,9 @@ def run(options: argparse.Namespace) -> int:
                 "regimes": [one.to_json() for one in fitted],
             }
         )
+    # Behind the numbers, which a plot that cannot be drawn must not take with it.
+    if options.plot is not None:
+        _plot(options.plot, fitted)
     return 0
 
 

@@ -49,7 +49,7 @@ def bars(regime: Evaluated, what: str) -> Figure:
             label=method,
             color=COLORS[method],
         )
-    axis.set_xticks(range(len(sets)), sets)
+    axis.set_xticks(range(len(sets)), sets, parse_math=False)
     if methods:
         axis.legend(fontsize=8)
     return figure

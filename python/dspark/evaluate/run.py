@@ -56,6 +56,10 @@ class WithoutMarkov(Models):
         """Never."""
         return False
 
+    def _sampler(self) -> None:
+        """The kernels' chains have the draft's own heads: on a GPU, too, the core decides."""
+        return
+
 
 def without_markov(models: Models) -> WithoutMarkov:
     """The same models as a plain block drafter."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -12,7 +13,10 @@ from typing import Literal
 import torch
 
 from dspark import _core
+from dspark.errors import CapacityError
 from dspark.serve.models import Models
+
+FORKED = "the decoder was made before this process was forked: make one in each process"
 
 
 class EngineThread:
@@ -23,6 +27,7 @@ class EngineThread:
     """
 
     def __init__(self, make: Callable[[], tuple[Models, _core.Engine]]) -> None:
+        self._process = os.getpid()
         loaded: Future[tuple[Models, _core.Engine]] = Future()
         self._thread = threading.Thread(target=_serve, args=(make, loaded), name="dspark-engine", daemon=True)
         self._thread.start()
@@ -33,17 +38,25 @@ class EngineThread:
             loaded.add_done_callback(_abandon)
             raise
         # The hook must not keep the models of a decoder alive that was dropped without `close`.
-        finalizer = weakref.finalize(self, _stop, self.core, self._thread)
+        finalizer = weakref.finalize(self, _stop, self.core, self._thread, self._process)
         finalizer.atexit = False
         self._finalizer = finalizer
         atexit.register(finalizer)
 
     @property
-    def state(self) -> Literal["running", "closed", "failed"]:
-        """Whether requests are served; "failed" if the loop has ended although nobody closed it."""
+    def state(self) -> Literal["running", "closed", "failed", "forked"]:
+        """Whether requests are served; "failed" if the loop has ended although nobody closed it, "forked" in
+        a process that was forked off afterwards, where the loop is not."""
+        if os.getpid() != self._process:
+            return "forked"
         if not self._finalizer.alive:
             return "closed"
         return "running" if self._thread.is_alive() else "failed"
+
+    def check_process(self) -> None:
+        """Raises `CapacityError` in another process than the loop's, where nothing would ever arrive."""
+        if os.getpid() != self._process:
+            raise CapacityError(FORKED)
 
     def close(self) -> None:
         """Ends the loop after its current round; requests that run or wait are aborted."""
@@ -72,7 +85,9 @@ def _abandon(loaded: Future[tuple[Models, _core.Engine]]) -> None:
         loaded.result()[1].close()
 
 
-def _stop(core: _core.Engine, thread: threading.Thread) -> None:
+def _stop(core: _core.Engine, thread: threading.Thread, process: int) -> None:
+    if os.getpid() != process:  # a fork has no loop to stop, and locks as they were at the time
+        return
     core.close()
     _join(thread)
 

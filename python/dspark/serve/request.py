@@ -99,6 +99,7 @@ class Handle:
 
     def result(self) -> GenerationResult:
         """Waits for the end. Ctrl-C cancels the request and raises."""
+        self._engine.check_process()
         try:
             piece = self._take(self._ticket.wait(whole=True))
         except BaseException:
@@ -110,6 +111,7 @@ class Handle:
 
     def wait(self) -> StreamPiece:
         """Waits for what the next round brings."""
+        self._engine.check_process()
         return self._take(self._ticket.wait())
 
     def poll(self) -> StreamPiece | None:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dspark.errors import CapacityError, CheckpointError
-from dspark.files import write_whole
+from dspark.files import sync, write_whole
 from dspark.train.data.conversations import Conversation, fingerprint
 from dspark.train.identity import differing
 from dspark.train.report import Say
@@ -139,6 +139,7 @@ class StateCache:
         file = self.directory / f"states-{fingerprint(key for key, _ in keys)}.safetensors"
         fresh = file.with_suffix(".new")
         save_file(tensors, fresh, metadata={"conversations": json.dumps(keys)})
+        sync(fresh)
         fresh.replace(file)
         self._take(file)
 

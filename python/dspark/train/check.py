@@ -135,7 +135,13 @@ def _to_learn(plain: DSparkDecoder, prompt: Sequence[int]) -> tuple[SamplingPara
     which is no text to train on."""
     for seed in range(SEEDS):
         params = SamplingParams(
-            temperature=1.0, top_k=0, top_p=1.0, seed=seed, max_tokens=TOKENS, ignore_eos=True
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            repetition_penalty=1.0,
+            seed=seed,
+            max_tokens=TOKENS,
+            ignore_eos=True,
         )
         answer = plain.generate(prompt, params)
         if len(answer.token_ids) > 1 and distinct_share(answer.token_ids) >= FEWEST_DISTINCT:
@@ -160,7 +166,8 @@ def gates(settings: Settings, target: Path, draft: Path, prompts: Sequence[list[
     """Both gates on these prompts. `verdict` is "passed" where all is equal, up to near-ties, "failed" where
     something is not, and "inconclusive" where equality proves nothing: nothing was accepted, or the second
     gate would hardly notice a context that is one position off (`noticed`: in how many rounds it would)."""
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS)
+    # The raw argmax is what is compared with: a target's own default penalty would move it.
+    params = SamplingParams(temperature=0.0, repetition_penalty=1.0, max_tokens=TOKENS)
     with DSparkDecoder.from_pretrained(
         target, draft, device=settings.device, dtype="float32", policy="fixed"
     ) as decoder:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import filecmp
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from dspark.draft.packaging import read_draft_directory
 from dspark.draft.parameters import stored_parameters
 from dspark.draft.vocabulary import MASK, OFFSETS
 from dspark.errors import CheckpointError, ConfigError
+from dspark.files import sync
 from dspark.train.create import FROZEN
 
 
@@ -122,8 +122,7 @@ def check_packaging(packaging: str, reduced: bool, head: bool) -> None:
 def _replace(fresh: Path, directory: Path) -> None:
     """Puts `fresh` in the place of `directory`; after a crash between the two renames `mend` does."""
     for file in fresh.iterdir():
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
+        sync(file)
     old = _beside(directory, "old")
     shutil.rmtree(old, ignore_errors=True)
     if directory.exists():

@@ -31,5 +31,5 @@ def plot_costs(costs: Costs, path: Path, title: str) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     save_plot(figure, path)

@@ -133,16 +133,22 @@ def _of_jsonl(file: Path, marks: ChatMarks | None) -> Iterator[Conversation]:
         try:
             value = json.loads(line, strict=False)  # control characters may stand in texts
             if "token_ids" in value:
-                tokens = np.array(value["token_ids"], np.int64)
-                yield Conversation(tokens, ((int(value["answer_start"]), len(tokens)),))
+                tokens = np.array([_whole(token) for token in value["token_ids"]], np.int64)
+                yield Conversation(tokens, ((_whole(value["answer_start"]), len(tokens)),))
             else:
                 yield from _needed(marks, file).of_messages(value["messages"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise CheckpointError(
                 f"{where}: expected an object with messages, or token_ids and answer_start ({error!r})"
             ) from error
         except DSparkError as error:
             raise CheckpointError(f"{where}: {error}") from error
+
+
+def _whole(number: object) -> int:
+    if type(number) is not int:
+        raise TypeError(f"{number!r} is no whole number")
+    return number
 
 
 def _of_safetensors(file: Path, marks: ChatMarks | None) -> Iterator[Conversation]:

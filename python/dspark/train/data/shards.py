@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from dspark.durations import duration
 from dspark.errors import CheckpointError
-from dspark.files import write_whole
+from dspark.files import sync, write_whole
 from dspark.train.data.conversations import Conversation
 from dspark.train.identity import difference
 from dspark.train.report import Say
@@ -57,11 +58,12 @@ class Shards:
         return self.directory / f"answers-{number:05d}.safetensors"
 
     def missing(self, tasks: int, rank: int = 0, size: int = 1) -> list[int]:
-        """Those shards of so many tasks that are not there yet and are for process `rank` of `size` to make.
+        """Those shards of so many tasks that are not there yet, or cannot be read, and are for process `rank`
+        of `size` to make.
 
         By their numbers alone: processes that look at different moments divide them alike.
         """
-        return [n for n in range(rank, -(-tasks // PER_SHARD), size) if not self.file(n).exists()]
+        return [n for n in range(rank, -(-tasks // PER_SHARD), size) if not _is_whole(self.file(n))]
 
     def fill(
         self,
@@ -82,6 +84,8 @@ class Shards:
         if left and not self._begun:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_whole(self.directory / SETTINGS, json.dumps(self._settings, indent=2))
+        for file in filter(Path.exists, map(self.file, left)):
+            say(f"{file}: cannot be read, and is generated again")
         started, tokens = time.monotonic(), 0
         pool = ThreadPoolExecutor(shards_at_once(batch_size), "shard")
         try:
@@ -116,4 +120,14 @@ class Shards:
         }
         fresh = self.file(number).with_suffix(".new")
         save_file(tensors, fresh)
+        sync(fresh)
         fresh.replace(self.file(number))
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether it is there as it was written, as far as its header and its length tell."""
+    try:
+        with safe_open(file, "numpy"):
+            return True
+    except (OSError, SafetensorError):
+        return False
