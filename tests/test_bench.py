@@ -241,7 +241,7 @@ def test_prompts_need_room_for_what_is_measured() -> None:
         CapacityError, match="set mine, prompt 2 has 9 tokens, which leaves no room for 8 more"
     ):
         check_room({"mine": [[1], [1] * 9]}, 16, 8)
-    code, out, err = run(*TINY, "--max-model-len", 12, "--json")
+    code, _, err = run(*TINY, "--max-model-len", 12, "--json")
     assert code == 2 and "in the context window of 12" in err, err
 
 

@@ -19,7 +19,6 @@ from dspark.plots import check_plot
 
 if TYPE_CHECKING:
     from dspark.bench.cells import Grid
-    from dspark.bench.prompt_sets import check_room
     from dspark.bench.report import CellReport
     from dspark.bench.run import Bench
     from dspark.decoder import DSparkDecoder
@@ -90,6 +89,7 @@ def run(options: argparse.Namespace) -> int:
     if options.target is None:
         options.target = _usual_target()
     progress = Progress(silent=options.json)
+    from dspark.bench.prompt_sets import check_room
     from dspark.bench.run import Bench
     from dspark.decoder import DSparkDecoder
     from dspark.durations import duration
