@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+GRACE = 0.2
+"""Seconds in which threads that wait for Python's lock get it."""
 
 PATIENCE = timedelta(days=7)
 """How long a process waits for the others: shares of answers and of hidden states take hours, some longer
@@ -57,6 +61,9 @@ class World:
     def close(self) -> None:
         """Ends the group, if there is one."""
         if self.size > 1 and dist.is_initialized():
+            # A thread of gloo's lets go of the last tensor behind the operation, and needs Python's lock for
+            # it: an interpreter that ends meanwhile kills that thread, and C++ the process.
+            time.sleep(GRACE)
             dist.destroy_process_group()
 
 
