@@ -284,7 +284,9 @@ def test_no_client_is_without_a_request() -> None:
         stats = decoder.stats()
     assert len(results) == asked > 10 and after.seconds > before.seconds
     assert after.tokens - before.tokens == sum(r.committed for result in results for r in result.rounds) >= 60
-    assert {result.finish_reason for result in results[:-4]} == {"length"}
+    # Who runs at the end is cut off, not always the youngest.
+    ends = [result.finish_reason for result in results]
+    assert set(ends) <= {"length", "abort"} and ends.count("abort") <= 4
     assert stats["running"] == stats["queued"] == 0 and stats["finished"] == asked
 
 
