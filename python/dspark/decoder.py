@@ -17,7 +17,7 @@ from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.serve.calibration import InForce, in_force
 from dspark.serve.costs import CostSource, obtain
-from dspark.serve.engine import FORKED, EngineThread
+from dspark.serve.engine import EngineThread
 from dspark.serve.models import Models, parse_device
 from dspark.serve.options import PAGE, Options
 from dspark.serve.request import Submission
@@ -309,9 +309,10 @@ class DSparkDecoder:
         return [replace(first, sample=i) for i in range(first.params.n)]
 
     def _submission(self, prompt: Any, params: SamplingParams | None) -> Submission:
+        self._engine.check_process()
         if (state := self._engine.state) != "running":
-            why = {"closed": "the decoder is closed", "forked": FORKED}
-            raise CapacityError(why.get(state, "the decoder has failed: its engine has ended"))
+            failed = "the decoder has failed: its engine has ended"
+            raise CapacityError("the decoder is closed" if state == "closed" else failed)
         models = self._models
         params = (params or _DEFAULT).with_defaults(models.generation_config)
         params.check_vocabulary(models.target.config.vocab_size)

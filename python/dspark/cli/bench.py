@@ -102,9 +102,9 @@ def run(options: argparse.Namespace) -> int:
     with DSparkDecoder(lambda: load_models(options, progress), how) as decoder:
         is_own = options.prompts is not None
         prompts = _tokenised(texts, decoder, is_own=is_own)
-        check_room(prompts, decoder.info()["max_model_len"], grid.tokens)
-        bench = Bench(decoder, grid, prompts)
         info = decoder.info()
+        check_room(prompts, info["max_model_len"], grid.tokens)
+        bench = Bench(decoder, grid, prompts)
         estimate, started = bench.seconds_left(), time.perf_counter()
         if not options.json:
             _print_head(decoder, grid, threshold)

@@ -16,8 +16,6 @@ from dspark import _core
 from dspark.errors import CapacityError
 from dspark.serve.models import Models
 
-FORKED = "the decoder was made before this process was forked: make one in each process"
-
 
 class EngineThread:
     """Loads models and runs the Rust round loop over them until `close` or the interpreter's end.
@@ -55,8 +53,10 @@ class EngineThread:
 
     def check_process(self) -> None:
         """Raises `CapacityError` in another process than the loop's, where nothing would ever arrive."""
-        if os.getpid() != self._process:
-            raise CapacityError(FORKED)
+        if self.state == "forked":
+            raise CapacityError(
+                "the decoder was made before this process was forked: make one in each process"
+            )
 
     def close(self) -> None:
         """Ends the loop after its current round; requests that run or wait are aborted."""
