@@ -154,6 +154,41 @@ fn a_stop_string_is_found_across_rounds_and_cut_out() {
 }
 
 #[test]
+fn min_tokens_holds_for_stop_strings() {
+    let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 40).tokens();
+    let text: String = plain.iter().map(|&token| Letters::letter(token)).collect();
+    assert_eq!(text.find(&text[..3]), text.rfind(&text[..3]), "it comes once");
+    for (min_tokens, expected) in [(2, 3), (3, 3), (4, 40)] {
+        let params = SamplingParams { min_tokens, ..greedy() };
+        let (mut request, inbox) = request(1, &[3, 1, 4], params, 40);
+        let strings = StopStrings::new(vec![text[..3].to_owned()], false);
+        request.stop_text = Some(StopText::new(strings, Box::new(Letters)));
+        serve(Rule::Rejection, toy::GAMMA, draft_with(0.0), vec![request], std::slice::from_ref(&inbox));
+        assert_eq!(inbox.tokens(), plain[..expected], "{min_tokens}");
+        assert_eq!(inbox.text().unwrap(), if expected == 3 { "" } else { &text });
+    }
+}
+
+#[test]
+fn a_stop_string_that_ends_with_a_stop_id_is_cut_out_too() {
+    let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 40).tokens();
+    let text: String = plain.iter().map(|&token| Letters::letter(token)).collect();
+    for at in 2..plain.len() {
+        let first = plain.iter().position(|&token| token == plain[at]).unwrap();
+        if first < 2 {
+            continue;
+        }
+        let (mut request, inbox) = request(1, &[3, 1, 4], greedy(), 40);
+        request.stop_ids = StopIds::new(&[], &[plain[at]]);
+        let string = text[first - 2..=first].to_owned();
+        request.stop_text = Some(StopText::new(StopStrings::new(vec![string], false), Box::new(Letters)));
+        serve(Rule::Rejection, toy::GAMMA, draft_with(0.0), vec![request], std::slice::from_ref(&inbox));
+        assert_eq!(inbox.text().unwrap(), text[..first - 2]);
+        inbox.finish(|finish| assert_eq!(finish.stop, Some(StopReason::Token(plain[at]))));
+    }
+}
+
+#[test]
 fn useless_logits_fail_their_own_request_only() {
     let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 40).tokens();
     let poison = plain[5];

@@ -140,6 +140,16 @@ impl Case {
         (case.ids.clone(), verdict, probs)
     }
 
+    /// The same with the laws that log-probabilities are of: at temperature 0 those before it and the truncation.
+    fn reported(&self) -> Self {
+        let mut case = self.clone();
+        if case.params.is_greedy() {
+            case.params =
+                SamplingParams { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..case.params };
+        }
+        case
+    }
+
     /// The target's law of row `k`, the drafted tokens before it seen.
     fn p(&self, k: usize) -> Result<Law<'_>, BadRow> {
         let mut history = History::new(&PROMPT);
@@ -242,10 +252,8 @@ proptest! {
                         for (k, reported) in verdict.logprobs.iter().enumerate() {
                             prop_assert!(reported.top.len() <= n as usize);
                             prop_assert!(reported.top.windows(2).all(|w| w[0].1 >= w[1].1));
-                            if !case.params.is_greedy() {
-                                let p = case.p(k).unwrap().prob(reported.token);
-                                prop_assert!((reported.logprob.exp() - p).abs() < 1e-6);
-                            }
+                            let p = case.reported().p(k).unwrap().prob(reported.token);
+                            prop_assert!((reported.logprob.exp() - p).abs() < 1e-6);
                         }
                     }
                 }

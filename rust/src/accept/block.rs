@@ -33,7 +33,9 @@ fn judge_prefixes(block: &mut Judged<'_, '_>) -> Result<(usize, u32), NumericsEr
     for k in 0..drafted {
         let x = block.ids[k];
         let (p, q) = (block.target_law(k)?, block.draft_law(k)?);
-        let longer = f64::min(weight * ratio(p.prob(x), offered(&q, x)), 1.0);
+        // Behind a token that the target never says nothing lives, also one that the draft never says (0 times inf).
+        let longer =
+            if weight > 0.0 { f64::min(weight * ratio(p.prob(x), offered(&q, x)), 1.0) } else { 0.0 };
         prefixes.push(Prefix { weight, p, q });
         weight = longer;
         block.history.push(x);

@@ -195,9 +195,9 @@ impl Active {
         self.update.logprobs.extend(logprobs);
         let may_stop = self.generated >= self.request.params.min_tokens as usize;
         let hit = self.request.stop_ids.check(token).filter(|_| may_stop);
-        // What may not end the request is still text, and a string half seen may end it later.
-        let text_may_stop = may_stop && hit.is_none();
-        let found = self.request.stop_text.as_mut().and_then(|text| text.push(token, text_may_stop));
+        // What may not end the request is still text, and a string half seen may end it later. One that ends with a
+        // stop id is cut out of the text, too.
+        let found = self.request.stop_text.as_mut().and_then(|text| text.push(token, may_stop));
         let stop = match (hit, found) {
             (Some(StopHit::End), _) => None,
             (Some(StopHit::Token(id)), _) => Some(StopReason::Token(id)),

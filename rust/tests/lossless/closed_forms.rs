@@ -136,6 +136,32 @@ fn impossible_tokens_are_never_kept() {
     }
 }
 
+/// Nor do later tokens save them, whatever the draft says of these.
+#[test]
+fn nothing_behind_an_impossible_token_is_kept() {
+    let never = f64::NEG_INFINITY;
+    let rows = [0.0, never, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+    let noise = Injected { accept: vec![0.0; 2], resample: vec![0.99; 3], ..Default::default() };
+    for rule in [Rule::Rejection, Rule::Block] {
+        for q in [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.3, 0.3, 0.4]] {
+            for second in [0, 1, 2] {
+                let verdict = accept(
+                    rule,
+                    Rows::F64(Matrix::contiguous(&rows, 3)),
+                    &[1, second],
+                    &[law(&[0.1, 0.8, 0.1]), law(&q)],
+                    &SamplingParams::default(),
+                    &mut History::default(),
+                    &noise,
+                    &mut Workspace::default(),
+                )
+                .unwrap();
+                assert_eq!((verdict.accepted, verdict.token), (0, 2), "{rule:?} {q:?} {second}");
+            }
+        }
+    }
+}
+
 /// At temperature 0 every rule keeps the longest prefix of argmax tokens and corrects with the argmax.
 #[test]
 fn greedy_is_agreement_of_the_argmax() {
