@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python >= 3.11, a Rust toolchain and make; everything else is installed into
+# `make demo` and `make test` need Python >= 3.11, Rust >= 1.89 and make; everything else is installed into
 # a virtual environment here. Each step leaves a stamp in it, so a second run starts at once.
 
 # Yours to set, as in `make demo MODEL=tiny VENV=/path/to/env`:
@@ -52,17 +52,17 @@ test-long: $(EXTENSION) $(STAMPS)/extra-test
 # The cheap checks come first, so that a slip shows within seconds.
 lint: $(EXTENSION) $(STAMPS)/extra-test
 	cargo fmt --check
-	ruff check $(SOURCES)
-	ruff format --check $(SOURCES)
-	mypy
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest dspark._core
 	cargo clippy --quiet --locked --all-targets --features python -- -D warnings
 	cargo clippy --quiet --locked --all-targets --features mutants -- -D warnings
 
 format: $(STAMPS)/extra-test
 	cargo fmt
-	ruff check --fix $(SOURCES)
-	ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
 
 bench: $(EXTENSION) $(STAMPS)/extra-test
 	$(BIN)/python benchmarks/run.py
@@ -70,10 +70,10 @@ bench: $(EXTENSION) $(STAMPS)/extra-test
 # Built against an old glibc, so that it runs on any Linux of the last ten years: zig brings that glibc.
 ZIG := $(if $(filter Linux,$(shell uname -s)),--zig --compatibility manylinux2014)
 wheel: $(STAMPS)/packages $(if $(ZIG),$(STAMPS)/ziglang)
-	maturin build --release --locked $(ZIG) --out dist
+	$(BIN)/maturin build --release --locked $(ZIG) --out dist
 
 sdist: $(STAMPS)/packages
-	maturin sdist --out dist
+	$(BIN)/maturin sdist --out dist
 
 # The environment stays: it is gigabytes to fetch again. Remove it with `rm -r .venv`.
 clean:
@@ -102,7 +102,7 @@ $(STAMPS)/ziglang: | $(STAMPS)/packages
 
 # Editable: changed Python files are live, and only changed Rust files bring us here again.
 $(EXTENSION): $(RUST) pyproject.toml $(STAMPS)/packages
-	@command -v cargo >/dev/null || { echo 'dspark needs a Rust toolchain: see https://rustup.rs' >&2; exit 1; }
+	@command -v cargo >/dev/null || { echo 'dspark needs Rust 1.89 or later: see https://rustup.rs' >&2; exit 1; }
 	@echo '==> building the Rust core (half a minute the first time)'
-	maturin develop --release --locked $(if $(UV),--uv)
+	$(BIN)/maturin develop --release --locked $(if $(UV),--uv)
 	@touch $@

@@ -21,6 +21,7 @@ connections that are still open `--linger` s after that, of clients that neither
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -227,7 +228,8 @@ def main() -> None:
     port, timeout, max_body = (options.pop(name) for name in ("port", "timeout", "max_body"))
     times = {name: options.pop(name) for name in ("grace", "linger")}
     with DSparkDecoder.from_pretrained(options.pop("target"), options.pop("draft"), **options) as decoder:
-        Server(make_app(decoder, timeout, max_body), decoder, **times, port=port).run()
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when all is over
+            Server(make_app(decoder, timeout, max_body), decoder, **times, port=port).run()
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ def test_writes_the_file_beside_the_draft_and_keeps_what_is_there(draft, few, pr
 
 def test_the_engine_starts_from_the_acceptance_that_was_found(models):
     known = replace(entry(), acceptance_by_position=(0.5, 0.25))
-    [(temperature, found)] = in_force(Options(), replace(models, calibrations=(known,))).calibrations
-    assert temperature == 0.0 and found.acceptance == [0.5, 0.25]
+    [(regime, found)] = in_force(Options(), replace(models, calibrations=(known,))).calibrations
+    assert regime == (0.0, 0, 1.0, 0.0) and found.acceptance == [0.5, 0.25]
     # Files of before have none.
     [(_, found)] = in_force(Options(), replace(models, calibrations=(entry(),))).calibrations
     assert found.acceptance == []
@@ -322,8 +322,19 @@ def test_the_entries_that_fit_are_chosen(models):
         entry(),
     ]
     found = chosen(models, entries)
-    assert found.info()["regimes"] == ["rejection, temperature 0", "rejection, temperature 0.7"]
-    assert [temperature for temperature, _ in found.calibrations] == [0.0, 0.7]
+    plain, min_p, top_p = "rejection, temperature 0.7", ", min_p 0.1", ", top_p 0.9"
+    assert found.info()["regimes"] == [
+        "rejection, temperature 0",
+        plain,
+        plain + min_p,
+        plain + top_p,
+    ]
+    assert [regime for regime, _ in found.calibrations] == [
+        (0.0, 0, 1.0, 0.0),
+        (0.7, 0, 1.0, 0.0),
+        (0.7, 0, 1.0, 0.1),
+        (0.7, 0, 0.9, 0.0),
+    ]
     assert chosen(models, entries, acceptance="coupled").info()["regimes"] == ["coupled, temperature 0.7"]
     few = chosen(models, entries, markov_candidates=64)
     assert few.info()["regimes"] == ["rejection, temperature 0, markov_candidates 64"]

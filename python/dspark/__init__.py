@@ -49,10 +49,11 @@ __all__ = [
     "draft",
 ]
 
+if not TYPE_CHECKING:  # else any name would pass for one of ours
 
-def __getattr__(name: str) -> Any:
-    if name == "DSparkDecoder":
-        return import_module("dspark.decoder").DSparkDecoder
-    if name in ("core", "draft"):
-        return import_module(f"dspark.{name}")
-    raise AttributeError(f"module 'dspark' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name == "DSparkDecoder":
+            return import_module("dspark.decoder").DSparkDecoder
+        if name in ("core", "draft"):
+            return import_module(f"dspark.{name}")
+        raise AttributeError(f"module 'dspark' has no attribute {name!r}")

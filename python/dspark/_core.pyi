@@ -276,7 +276,7 @@ class Engine:
         confidence_threshold: float | None = None,
         cost_table: CostTable | None = None,
         markov_candidates: int | None = None,
-        calibrations: Sequence[tuple[float | None, Calibration]] = ...,
+        calibrations: Sequence[tuple[tuple[float, int, float, float] | None, Calibration]] = ...,
         budget_lag: int | None = None,
     ) -> Engine: ...
     def run(self) -> None: ...

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 from dspark import _core
-from dspark.errors import CapacityError, DSparkError, RequestError
+from dspark.errors import CapacityError, DSparkError, RequestError, shown
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.serve.calibration import InForce, in_force
@@ -172,7 +172,8 @@ class DSparkDecoder:
         """Generates from one prompt (text or token ids) or from a list of them, as one ragged batch.
 
         One prompt gives one result, a list a list of results in its order; with `n` > 1 each prompt gives
-        a list of n results. `params` may be a list, one for each prompt.
+        a list of n results (which the types above leave out: they depend on a value). `params` may be a list,
+        one for each prompt.
 
         Alone, a bad prompt or a failure raises (`RequestError`, `CapacityError`, `NumericsError`); in a
         list it becomes a result with finish_reason "error" and `.error`, and the others go on. Ctrl-C
@@ -316,10 +317,11 @@ class DSparkDecoder:
         models = self._models
         params = (params or _DEFAULT).with_defaults(models.generation_config)
         params.check_vocabulary(models.target.config.vocab_size)
-        tokens = models.tokens(prompt)
         window = self._options.window(models)
-        if len(tokens) > window:
-            raise CapacityError(f"the prompt has {len(tokens)} tokens, the context window {window}")
+        if not isinstance(prompt, str):
+            _check_length(prompt, window)  # before its ids are looked at one by one
+        tokens = models.tokens(prompt)
+        _check_length(tokens, window)
         if params.stop_strings and models.tokenizer is None:
             raise RequestError(
                 "stop strings need the target's tokenizer, and it has none: use stop_token_ids"
@@ -348,6 +350,11 @@ class DSparkDecoder:
 _DEFAULT = SamplingParams()
 
 
+def _check_length(tokens: Any, window: int) -> None:
+    if isinstance(tokens, Sequence) and len(tokens) > window:
+        raise CapacityError(f"the prompt has {len(tokens)} tokens, the context window {window}")
+
+
 def _as_list(prompts: Any) -> Any:
     """An array or tensor of token ids as a list."""
     return prompts.tolist() if hasattr(prompts, "tolist") else prompts
@@ -361,15 +368,15 @@ def _is_one_prompt(prompts: Any) -> bool:
     return len(prompts) > 0 and isinstance(prompts[0], Integral)
 
 
-def _one(params: Any) -> SamplingParams | None:
+def _one(params: Any, what: str = "one SamplingParams for one prompt") -> SamplingParams | None:
     if params is None or isinstance(params, SamplingParams):
         return params
-    raise RequestError(f"params must be a SamplingParams, or a list with one for each prompt, not {params!r}")
+    raise RequestError(f"params must be {what}, not {shown(params)}")
 
 
 def _one_each(params: Any, count: int) -> list[SamplingParams | None]:
     if not isinstance(params, Sequence):
-        return [_one(params)] * count
+        return [_one(params, "a SamplingParams, or a list with one for each prompt")] * count
     if len(params) != count:
         raise RequestError(f"params has {len(params)} entries for {count} prompts")
     return [_one(each) for each in params]

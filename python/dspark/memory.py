@@ -9,13 +9,14 @@ import torch
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def available_bytes(device: torch.device) -> int | None:
     """Bytes that can be taken on `device` without others' giving up theirs; `None` where nothing tells.
 
-    On a GPU what its driver calls free; else what Linux calls available, within the limit of a container
-    (cgroup v2), or all physical memory on other systems.
+    On a GPU what its driver calls free; else what Linux calls available, within the limits of a container
+    or service (cgroup v2), or all physical memory on other systems.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -37,10 +38,24 @@ def _of_the_machine() -> int | None:
 
 
 def _of_the_container() -> int | None:
+    """The least of what the control groups around this process leave: a container's own is the root that it
+    sees, a service of systemd has one further down."""
+    try:
+        lines = _OWN_CGROUP.read_text(encoding="utf-8").splitlines()
+        own = next(line.removeprefix("0::") for line in lines if line.startswith("0::"))
+    except (OSError, ValueError, StopIteration):
+        own = "/"
+    place = _CGROUP / own.strip("/")
+    groups = [place, *place.parents]
+    left = [_of_the_group(group) for group in groups if group.is_relative_to(_CGROUP)]
+    return min((bytes_ for bytes_ in left if bytes_ is not None), default=None)
+
+
+def _of_the_group(group: Path) -> int | None:
     """Its limit less what cannot be given back; files that were read can."""
     try:
-        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))  # "max" is no number: no limit
-        kept = (line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+        limit = int((group / "memory.max").read_text(encoding="ascii"))  # "max" is no number: no limit
+        kept = (line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
         return max(limit - sum(int(value) for name, value in kept if name in ("anon", "kernel")), 0)
     except (OSError, ValueError):
         return None

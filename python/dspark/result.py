@@ -93,7 +93,8 @@ class GenerationResult:
     rounds: tuple[Round, ...] = field(repr=False)
     timing: Timing = field(repr=False)
     logprobs: tuple[dict[int, float], ...] | None = field(default=None, repr=False)
-    """For each token: its log probability and those of the most likely alternatives, by token id."""
+    """For each token: its log probability and those of the most likely alternatives, by token id; of the law
+    that it was drawn from (`SamplingParams.logprobs`)."""
     error: DSparkError | None = None
     """What failed, if the finish reason is "error"."""
     bad_draft_rows: int = 0

@@ -56,7 +56,9 @@ class SamplingParams:
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     logprobs: int | None = None
-    """Report this many alternatives per token beside the token itself (0: the token alone)."""
+    """Report this many alternatives per token beside the token itself (0: the token alone): log probabilities
+    after bias, penalties, temperature and truncation (vLLM's "processed_logprobs"), at temperature 0 after
+    bias and penalties. What truncation left out is not listed, so there may be fewer."""
     n: int = 1
     """Samples per prompt."""
     speculative: bool = True

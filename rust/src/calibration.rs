@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::params::SamplingParams;
+
 /// Why a list of temperatures does not calibrate a draft.
 #[derive(Debug, Error, Clone, PartialEq)]
 pub enum CalibrationError {
@@ -104,18 +106,47 @@ impl Calibration {
     }
 }
 
-/// The calibration of requests at `temperature`: the entry for all of them if there is one (`None`), else the one for
-/// temperature 0 if it is that, else the one of the nearest temperature above 0 by ratio. Without such an entry there
-/// is none: acceptance at temperature 0 is another thing than above it.
-pub fn at_temperature(entries: &[(Option<f64>, Calibration)], temperature: f64) -> Option<&Calibration> {
-    let far = |fitted: f64| match (temperature > 0.0, fitted > 0.0) {
-        (true, true) => Some((fitted / temperature).ln().abs()),
-        (false, false) => Some(0.0),
-        _ => None,
+/// The sampling that a calibration was fitted under; truncation as in [`SamplingParams`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Regime {
+    /// 0 or above.
+    pub temperature: f64,
+    /// 0 keeps all.
+    pub top_k: u32,
+    /// 1 keeps all.
+    pub top_p: f64,
+    /// 0 keeps all.
+    pub min_p: f64,
+}
+
+impl Regime {
+    /// How far sampling is from this: first by temperature, then by whether it truncates otherwise. Temperatures above
+    /// 0 differ by their ratio; acceptance at temperature 0 is another thing than above it.
+    fn distance(&self, params: &SamplingParams) -> Option<(f64, bool)> {
+        match (params.temperature > 0.0, self.temperature > 0.0) {
+            (true, true) => Some((
+                (self.temperature / params.temperature).ln().abs(),
+                (self.top_k, self.top_p, self.min_p) != (params.top_k, params.top_p, params.min_p),
+            )),
+            (false, false) => Some((0.0, false)),
+            _ => None,
+        }
+    }
+}
+
+/// The calibration of requests with these parameters: the entry for all of them if there is one (`None`), else that of
+/// the nearest [`Regime`], of equally near ones the first. Without an entry for temperature 0, or for one above it,
+/// there is none.
+pub fn fitting<'a>(
+    entries: &'a [(Option<Regime>, Calibration)],
+    params: &SamplingParams,
+) -> Option<&'a Calibration> {
+    let distance = |regime: &Option<Regime>| match regime {
+        None => Some((-1.0, false)),
+        Some(regime) => regime.distance(params),
     };
-    let distance = |(fitted, _): &(Option<f64>, Calibration)| fitted.map_or(Some(-1.0), far);
-    let fitting = entries.iter().filter_map(|entry| Some((distance(entry)?, &entry.1)));
-    fitting.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, calibration)| calibration)
+    let near = entries.iter().filter_map(|(regime, calibration)| Some((distance(regime)?, calibration)));
+    near.min_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, calibration)| calibration)
 }
 
 /// The logistic function, without overflow at either end.
@@ -173,19 +204,39 @@ mod tests {
         }
     }
 
+    fn sampling(temperature: f64, top_p: f64) -> SamplingParams {
+        SamplingParams { temperature, top_p, ..SamplingParams::default() }
+    }
+
+    fn entry(regime: Option<(f64, f64)>, t: f64) -> (Option<Regime>, Calibration) {
+        let regime = regime.map(|(temperature, top_p)| Regime { temperature, top_k: 0, top_p, min_p: 0.0 });
+        (regime, Calibration::new(vec![t], 1).unwrap())
+    }
+
+    fn chosen(entries: &[(Option<Regime>, Calibration)], params: &SamplingParams) -> Option<f64> {
+        fitting(entries, params).map(|calibration| calibration.temperatures()[0])
+    }
+
     #[test]
-    fn a_request_takes_the_calibration_of_its_regime() {
-        let entry = |at, t| (at, Calibration::new(vec![t], 1).unwrap());
-        let chosen = |entries: &[_], temperature| {
-            at_temperature(entries, temperature).map(|calibration| calibration.temperatures()[0])
-        };
-        let kept = [entry(Some(1.0), 1.0), entry(Some(0.0), 2.0), entry(Some(0.4), 3.0)];
-        let found = [0.0, 0.1, 0.6, 0.65, 1.0, 7.0].map(|t| chosen(&kept, t));
+    fn a_request_takes_the_calibration_of_the_nearest_temperature() {
+        let kept = [entry(Some((1.0, 1.0)), 1.0), entry(Some((0.0, 1.0)), 2.0), entry(Some((0.4, 1.0)), 3.0)];
+        let found = [0.0, 0.1, 0.6, 0.65, 1.0, 7.0].map(|t| chosen(&kept, &sampling(t, 1.0)));
         assert_eq!(found, [2.0, 3.0, 3.0, 1.0, 1.0, 1.0].map(Some));
-        assert_eq!(chosen(&kept[1..2], 0.7), None);
-        assert_eq!(chosen(&kept[..1], 0.0), None);
-        assert_eq!(chosen(&[entry(Some(0.7), 1.0), entry(None, 5.0)], 0.7), Some(5.0));
-        assert_eq!(chosen(&[], 0.7), None);
+        assert_eq!(chosen(&kept[1..2], &sampling(0.7, 1.0)), None);
+        assert_eq!(chosen(&kept[..1], &sampling(0.0, 1.0)), None);
+        let for_all = [entry(Some((0.7, 1.0)), 1.0), entry(None, 5.0)];
+        assert_eq!(chosen(&for_all, &sampling(0.7, 1.0)), Some(5.0));
+        assert_eq!(chosen(&[], &sampling(0.7, 1.0)), None);
+    }
+
+    #[test]
+    fn of_a_temperature_it_takes_that_of_its_own_truncation() {
+        let kept = [entry(Some((0.7, 0.8)), 1.0), entry(Some((0.7, 1.0)), 2.0), entry(Some((0.9, 0.5)), 3.0)];
+        for (top_p, expected) in [(0.8, 1.0), (1.0, 2.0), (0.5, 1.0)] {
+            assert_eq!(chosen(&kept, &sampling(0.7, top_p)), Some(expected), "{top_p}");
+        }
+        // At temperature 0 nothing is truncated.
+        assert_eq!(chosen(&[entry(Some((0.0, 1.0)), 4.0)], &sampling(0.0, 0.3)), Some(4.0));
     }
 
     #[test]

@@ -184,3 +184,33 @@ fn room_that_kept_prefixes_take_is_room_for_who_runs() {
     }
     assert_eq!(made_room, 4 + 3, "one has all its room from the start");
 }
+
+/// Also where the memory is taken later: by a copy, or by the prompt's own pass.
+#[test]
+fn room_that_kept_prefixes_take_is_room_for_prompts() {
+    let texts = |fails_once: Option<(&'static str, usize)>| {
+        let runner = ToyRunner { fails_once, ..ToyRunner::default() };
+        let released = runner.released.clone();
+        let (mut engine, queue) = toy::with(config(), runner, Arc::default());
+        let mut serve = |id: u64, prompt: &[u32]| {
+            let (request, inbox) = request(id, prompt, SamplingParams::default(), 9);
+            assert!(queue.submit(request).is_ok());
+            while !inbox.is_over() {
+                engine.step();
+                engine.audit().unwrap();
+            }
+            inbox
+        };
+        let kept = [serve(1, &[5; 40]), serve(2, &[7; 40])];
+        assert!(released.lock().unwrap().is_empty(), "both are kept");
+        let found = serve(3, &[[5; 40].as_slice(), &[1, 2]].concat());
+        let unused = released.lock().unwrap().contains(&2);
+        found.finish(|finish| assert_eq!(finish.reason, FinishReason::Length, "{:?}", finish.error));
+        (kept.map(|inbox| inbox.tokens()), found.tokens(), unused)
+    };
+    let (kept, found, gone) = texts(None);
+    assert!(!gone);
+    for fails in [("fork", 1), ("prefill", 3)] {
+        assert_eq!(texts(Some(fails)), (kept.clone(), found.clone(), true), "{fails:?}");
+    }
+}

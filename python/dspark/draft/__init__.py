@@ -39,8 +39,9 @@ _MODULES = {
     "load_draft": "load",
 }
 
+if not TYPE_CHECKING:  # else any name would pass for one of ours
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"dspark.draft.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'dspark.draft' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return getattr(import_module(f"dspark.draft.{_MODULES[name]}"), name)
+        raise AttributeError(f"module 'dspark.draft' has no attribute {name!r}")

@@ -20,13 +20,20 @@ def say(message: str) -> None:
 
 
 def cache_root() -> Path:
-    """Where fetched models live: `$DSPARK_CACHE`, else `$XDG_CACHE_HOME/dspark`, else `~/.cache/dspark`."""
+    """Where fetched models live: `$DSPARK_CACHE`, else `$XDG_CACHE_HOME/dspark`, else `~/.cache/dspark`.
+
+    Raises `CheckpointError` where there is no home directory."""
     own = os.environ.get("DSPARK_CACHE")
     if own:
         return Path(own).expanduser()
     # The XDG rule: a relative path there is invalid and is ignored.
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "dspark"
+    if xdg.is_absolute():
+        return xdg / "dspark"
+    try:
+        return Path.home() / ".cache" / "dspark"
+    except RuntimeError as error:  # neither HOME nor an entry for this user
+        raise CheckpointError("there is no home directory for the cache: name one in DSPARK_CACHE") from error
 
 
 def build_once(target: Path, is_complete: Callable[[Path], bool], build: Callable[[Path], None]) -> Path:

@@ -44,8 +44,9 @@ def draft_calibrations(path: Path, config: DraftConfig, block_size: int | None) 
 class InForce:
     """What the engine is given, and why."""
 
-    calibrations: Sequence[tuple[float | None, _core.Calibration]]
-    """By sampling temperature; `None`: for every request."""
+    calibrations: Sequence[tuple[tuple[float, int, float, float] | None, _core.Calibration]]
+    """By (temperature, top_k, top_p, min_p); `None`: for every request. Of a temperature the first is for
+    truncations that have none of their own."""
     why: str | Mapping[str, Any]
 
     def info(self) -> str | dict[str, Any]:
@@ -85,11 +86,11 @@ def in_force(options: Options, models: Models) -> InForce:
 
 
 def choose(entries: Sequence[Entry], options: Options, models: Models) -> list[Entry]:
-    """The entries for this rule, number of Markov candidates and block, one for each temperature.
+    """The entries for this rule, number of Markov candidates and block, by temperature.
 
-    Of several it is that with the truncation of the target's own defaults, else without, else the last."""
+    Of several of a temperature that with the truncation of the target's own defaults comes first, else that
+    without any, else the last."""
     usual = SamplingParams().with_defaults(models.generation_config)
-    found: dict[float, Entry] = {}
 
     def rank(entry: Entry) -> int:
         truncation = (entry.regime.top_k, entry.regime.top_p, entry.regime.min_p)
@@ -97,21 +98,19 @@ def choose(entries: Sequence[Entry], options: Options, models: Models) -> list[E
             return 2
         return int(truncation == (0, 1.0, 0.0))
 
-    for entry in entries:
-        regime = entry.regime
-        here = (options.acceptance, options.markov_candidates, models.gamma)
-        if (regime.acceptance, regime.markov_candidates, entry.block_size) != here:
-            continue
-        best = found.get(regime.temperature)
-        if best is None or rank(entry) >= rank(best):
-            found[regime.temperature] = entry
-    return sorted(found.values(), key=lambda entry: entry.regime.temperature)
+    here = (options.acceptance, options.markov_candidates, models.gamma)
+    found = [
+        entry
+        for entry in reversed(entries)
+        if (entry.regime.acceptance, entry.regime.markov_candidates, entry.block_size) == here
+    ]
+    return sorted(found, key=lambda entry: (entry.regime.temperature, -rank(entry)))
 
 
 def _of_entries(source: str, entries: Sequence[Entry]) -> InForce:
     calibrations = [
         (
-            e.regime.temperature,
+            (e.regime.temperature, e.regime.top_k, e.regime.top_p, e.regime.min_p),
             _core.Calibration(list(e.temperatures), e.block_size, list(e.acceptance_by_position)),
         )
         for e in entries

@@ -107,12 +107,12 @@ class Options:
         self,
         models: Models,
         costs: _core.CostTable | None,
-        calibrations: Sequence[tuple[float | None, _core.Calibration]] = (),
+        calibrations: Sequence[tuple[tuple[float, int, float, float] | None, _core.Calibration]] = (),
     ) -> _core.Engine:
         """The Rust engine; raises `ConfigError` for what does not fit.
 
         `costs` is what the throughput policy plans by (`dspark.serve.costs.obtain`); without a draft there is
-        nothing to plan. `calibrations` are by sampling temperature (`dspark.serve.calibration.in_force`).
+        nothing to plan. `calibrations` are by sampling regime (`dspark.serve.calibration.in_force`).
         """
         if self.max_model_len is not None and self.max_model_len > models.window:
             raise ConfigError(

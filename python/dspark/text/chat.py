@@ -18,7 +18,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from dspark.errors import CheckpointError, RequestError
+from dspark.errors import CheckpointError, RequestError, shown
 from dspark.text.files import special_tokens
 
 # Kinds of message parts that need an encoder which a text model has not.
@@ -54,7 +54,7 @@ class ChatTemplates:
         if (directory / "chat_template.jinja").is_file():
             files["default"] = directory / "chat_template.jinja"
         if files:  # files take the place of the settings' templates, as in transformers
-            sources = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+            sources = {name: _read(path) for name, path in files.items()}
         return cls(sources, special_tokens(settings), str(directory))
 
     @property
@@ -107,6 +107,13 @@ class ChatTemplates:
         raise RequestError(f"{self._origin} has no chat template; give a plain prompt instead")
 
 
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read as a chat template: {error}") from error
+
+
 def _listed(value: object, path: Path) -> dict[str, str]:
     """The `chat_template` entry: nothing, one text, or a list of named ones."""
     if value is None:
@@ -128,7 +135,7 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
         )
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RequestError(f"message {index} is {message!r}, expected a dict with a role")
+            raise RequestError(f"message {index} is {shown(message)}, expected a dict with a role")
         content = message.get("content")
         parts = content if isinstance(content, list) else []
         for part in parts:

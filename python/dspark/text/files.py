@@ -15,7 +15,7 @@ def read_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last of one nested too deeply
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, expected a JSON object")

@@ -14,6 +14,9 @@ from dspark.errors import CheckpointError, RequestError
 from dspark.text.chat import ChatTemplates
 from dspark.text.files import eos_token_ids, read_object, special_tokens
 
+LONG = 4096
+"""Characters from which other threads must not wait for a text to be read (a millisecond or so)."""
+
 
 class Tokenizer:
     """The tokenizer of one checkpoint directory. Safe to share between threads.
@@ -116,7 +119,10 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise RequestError(f"the prompt is not valid Unicode: {error}") from error
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Python's lock is held by `encode`, and not by `encode_batch`: other threads go on meanwhile.
+        return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def _apply_bos_eos(backend: tokenizers.Tokenizer, settings: dict[str, Any], path: Path) -> None:

@@ -87,10 +87,11 @@ def _shards(settings: Settings) -> dict[str, Shards]:
     if data.self_prompts:
         said["self"] = {"openers": _digest("\n".join(read_openers(data.openers)).encode())}
     target = named(settings.target, identity(resolve(settings.target, "target")))
+    draft = None if data.draft is None else identity(resolve(data.draft, "draft"))
     return {
         kind: Shards(
             directories(settings)[kind],
-            settings_of(kind, target, data.sampling, settings.seed, draft=data.draft, **more),
+            settings_of(kind, target, data.sampling, settings.seed, draft=draft, **more),
         )
         for kind, more in said.items()
     }

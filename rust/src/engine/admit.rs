@@ -111,7 +111,15 @@ impl<M: ModelRunner> Engine<M> {
         let id = active.request.id;
         self.reserve(id, pages, source.map(|(id, _)| id))?;
         let Some((source, length)) = source else { return Ok(()) };
-        let taken = self.runner.fork(id, source, length, active.request.drafts)?;
+        let fork = |runner: &mut M| runner.fork(id, source, length, active.request.drafts);
+        let taken = match fork(&mut self.runner) {
+            Err(_) => {
+                // As for `reserve`.
+                self.evict(usize::MAX, Some(source));
+                fork(&mut self.runner)?
+            }
+            Ok(taken) => taken,
+        };
         if taken > length {
             return Err(RunnerError(format!("a fork at {length} positions took {taken}")));
         }

@@ -8,7 +8,7 @@ use super::{
     RunnerError,
 };
 use crate::accept::{NumericsError, accept};
-use crate::calibration::{Calibration, at_temperature};
+use crate::calibration::{Calibration, fitting};
 use crate::chain::{self, ChainSettings};
 use crate::schedule::Planner;
 
@@ -95,7 +95,7 @@ impl Chains<'_> {
 
     fn settings(&self, active: &Active) -> ChainSettings<'_> {
         let params = &active.request.params;
-        let calibration = at_temperature(&self.config.calibrations, params.temperature);
+        let calibration = fitting(&self.config.calibrations, params);
         ChainSettings {
             limit: active.depth.tokens,
             threshold: self.planner.policy().threshold(),

@@ -30,13 +30,14 @@ pub use stats::{PageCounts, Percentiles, Stats, StatsBoard};
 pub use stop_text::{Detokenizer, StopText};
 
 use crate::accept::Rule;
-use crate::calibration::{Calibration, at_temperature};
+use crate::calibration::{Calibration, Regime, fitting};
+use crate::params::SamplingParams;
 use crate::schedule::{Planner, Policy, Skipped};
 use active::Active;
 use aside::Aside;
 use cached::Forks;
 use pages::Pages;
-use prefixes::Prefixes;
+use prefixes::{MOST, Prefixes};
 use stats::Latencies;
 
 /// What an engine is told once.
@@ -53,8 +54,8 @@ pub struct EngineConfig {
     /// Candidates of the Markov chain; `None` for the whole vocabulary.
     pub markov_candidates: Option<usize>,
     /// Calibrations of the confidence head, each with the temperature that it was fitted at; `None` serves every
-    /// request ([`at_temperature`](crate::calibration::at_temperature)).
-    pub calibrations: Vec<(Option<f64>, Calibration)>,
+    /// request ([`fitting`](crate::calibration::fitting)).
+    pub calibrations: Vec<(Option<Regime>, Calibration)>,
     /// Requests that run at once.
     pub max_batch_size: usize,
     /// Prompt tokens that one step runs at most, over all requests: what running requests wait for, and what a deadline
@@ -104,11 +105,16 @@ impl<M: ModelRunner> Engine<M> {
     pub fn new(config: EngineConfig, runner: M, queue: Arc<Queue>, stats: Arc<StatsBoard>) -> Self {
         let forks = if runner.forks_at_parts() { Forks::AtParts } else { Forks::Anywhere };
         let mut planner = Planner::new(config.policy.clone(), config.rule, config.gamma);
-        for (greedy, temperature) in [(true, 0.0), (false, 1.0)] {
-            if let Some(calibration) = at_temperature(&config.calibrations, temperature) {
-                planner.expect(greedy, calibration.acceptance());
+        for params in [SamplingParams::greedy(), SamplingParams::default()] {
+            if let Some(calibration) = fitting(&config.calibrations, &params) {
+                planner.expect(params.is_greedy(), calibration.acceptance());
             }
         }
+        let most = match forks {
+            Forks::Anywhere => MOST,
+            // Each has a recurrent state of its own, which no page counts: as many as requests may run.
+            Forks::AtParts => config.max_batch_size.min(MOST),
+        };
         Engine {
             forks,
             pages: Pages::new(config.max_kv_tokens),
@@ -117,7 +123,7 @@ impl<M: ModelRunner> Engine<M> {
             runner,
             queue,
             stats,
-            prefixes: Prefixes::default(),
+            prefixes: Prefixes::new(most),
             preempted: Vec::new(),
             prefilling: Vec::new(),
             active: Vec::new(),

@@ -31,18 +31,22 @@ impl<M: ModelRunner> Engine<M> {
                 break;
             }
             left -= parts.iter().map(|part| part.tokens).sum::<usize>();
-            if !self.prefill_pass(&parts) {
+            if parts.len() == 1 || !self.prefill_pass(&parts, true) {
                 self.prefill_each(parts);
             }
         }
     }
 
-    /// Runs parts whose pass has failed, each alone: that shows whose fault it was. From the last to the first, as who
-    /// leaves moves those behind it.
+    /// Runs parts each alone: where their pass has failed, that shows whose fault it was. From the last to the first, as
+    /// who leaves moves those behind it. What a prompt may lack is memory, and kept prefixes have some.
     fn prefill_each(&mut self, mut parts: Vec<Part>) {
         parts.sort_by_key(|part| Reverse(part.place));
         for part in parts {
-            self.prefill_pass(&[part]);
+            let can_make_room = self.prefixes.iter().next().is_some();
+            if !self.prefill_pass(&[part], can_make_room) {
+                self.evict(usize::MAX, None);
+                self.prefill_pass(&[part], false);
+            }
         }
     }
 
@@ -71,9 +75,9 @@ impl<M: ModelRunner> Engine<M> {
         parts
     }
 
-    /// One pass over these parts; draws the first token of each request whose prompt is through. False where a pass over
-    /// several prompts failed, which leaves all of them as they were.
-    fn prefill_pass(&mut self, parts: &[Part]) -> bool {
+    /// One pass over these parts; draws the first token of each request whose prompt is through. Where it fails the
+    /// requests end, or, if it shall be tried `again`, stay as they were: false.
+    fn prefill_pass(&mut self, parts: &[Part], again: bool) -> bool {
         let started = Instant::now();
         let item = |part: &Part| {
             let active = &self.prefilling[part.place];
@@ -85,7 +89,7 @@ impl<M: ModelRunner> Engine<M> {
         let places: Vec<_> = parts.iter().map(|part| part.place).collect();
         let spent = charge(at(&mut self.prefilling, &places), |timing| &mut timing.prefill, started);
         self.stats.add(|stats| stats.prefill += spent);
-        if outcome.is_err() && parts.len() > 1 {
+        if outcome.is_err() && again {
             return false;
         }
         let outcome = outcome.and_then(|logits| {

@@ -5,13 +5,21 @@ use super::cached::{Cached, Forks};
 
 /// Prefixes kept at most. Each look-up compares a prompt with every one of them, at the speed of memory: a hundred of
 /// a thousand tokens are some ten microseconds, which a hash of pages would not repay.
-const MOST: usize = 128;
+pub(super) const MOST: usize = 128;
 
 /// Kept prefixes, the least recently used first.
-#[derive(Debug, Default)]
-pub(super) struct Prefixes(Vec<(RequestId, Cached)>);
+#[derive(Debug)]
+pub(super) struct Prefixes {
+    kept: Vec<(RequestId, Cached)>,
+    most: usize,
+}
 
 impl Prefixes {
+    /// None yet, and `most` at most.
+    pub(super) fn new(most: usize) -> Self {
+        Self { kept: Vec::new(), most: most.max(1) }
+    }
+
     /// Keeps what an ended request's caches hold. Returns what need not be held any longer, this very prefix
     /// perhaps: what another one has too, and what is too many.
     #[must_use]
@@ -23,40 +31,40 @@ impl Prefixes {
     ) -> Vec<(RequestId, Cached)> {
         cached.tokens.truncate(cached.rows);
         let covers = |a: &Cached, b: &Cached| a.ready(&b.tokens, b.drafted, forks) >= b.rows;
-        if let Some(at) = self.0.iter().position(|(_, kept)| covers(kept, &cached)) {
+        if let Some(at) = self.kept.iter().position(|(_, kept)| covers(kept, &cached)) {
             self.refresh(at);
             return vec![(id, cached)];
         }
-        let mut dropped: Vec<_> = self.0.extract_if(.., |(_, kept)| covers(&cached, kept)).collect();
-        if self.0.len() == MOST {
-            dropped.push(self.0.remove(0));
+        let mut dropped: Vec<_> = self.kept.extract_if(.., |(_, kept)| covers(&cached, kept)).collect();
+        if self.kept.len() >= self.most {
+            dropped.push(self.kept.remove(0));
         }
-        self.0.push((id, cached));
+        self.kept.push((id, cached));
         dropped
     }
 
     /// Takes out the least recently used prefix, `spared` apart.
     pub(super) fn evict(&mut self, spared: Option<RequestId>) -> Option<(RequestId, Cached)> {
-        let at = self.0.iter().position(|(id, _)| Some(*id) != spared)?;
-        Some(self.0.remove(at))
+        let at = self.kept.iter().position(|(id, _)| Some(*id) != spared)?;
+        Some(self.kept.remove(at))
     }
 
     /// Takes out a prefix.
     pub(super) fn take(&mut self, id: RequestId) -> Option<(RequestId, Cached)> {
-        let at = self.0.iter().position(|(kept, _)| *kept == id)?;
-        Some(self.0.remove(at))
+        let at = self.kept.iter().position(|(kept, _)| *kept == id)?;
+        Some(self.kept.remove(at))
     }
 
     /// Makes a prefix the most recently used one.
     pub(super) fn touch(&mut self, id: RequestId) {
-        if let Some(at) = self.0.iter().position(|(kept, _)| *kept == id) {
+        if let Some(at) = self.kept.iter().position(|(kept, _)| *kept == id) {
             self.refresh(at);
         }
     }
 
     fn refresh(&mut self, at: usize) {
-        let kept = self.0.remove(at);
-        self.0.push(kept);
+        let kept = self.kept.remove(at);
+        self.kept.push(kept);
     }
 
     /// A prefix, if it is kept.
@@ -66,12 +74,12 @@ impl Prefixes {
 
     /// The prefixes.
     pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &Cached)> {
-        self.0.iter().map(|(id, cached)| (*id, cached))
+        self.kept.iter().map(|(id, cached)| (*id, cached))
     }
 
     /// Pages that they hold.
     pub(super) fn pages(&self) -> usize {
-        self.0.iter().map(|(_, cached)| cached.grant).sum()
+        self.kept.iter().map(|(_, cached)| cached.grant).sum()
     }
 }
 
@@ -90,7 +98,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_goes_first() {
-        let mut prefixes = Prefixes::default();
+        let mut prefixes = Prefixes::new(MOST);
         for id in 0..4 {
             let start = 1000 * id as u32;
             assert!(prefixes.keep(id, cached(start..start + 20), Forks::Anywhere).is_empty());
@@ -111,7 +119,7 @@ mod tests {
 
     #[test]
     fn what_another_prefix_holds_is_not_kept_twice() {
-        let mut prefixes = Prefixes::default();
+        let mut prefixes = Prefixes::new(MOST);
         assert!(prefixes.keep(1, cached(0..30), Forks::Anywhere).is_empty());
         let dropped = prefixes.keep(2, cached(0..20), Forks::Anywhere);
         assert_eq!((dropped[0].0, ids(&prefixes)), (2, vec![1]));

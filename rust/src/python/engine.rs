@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::calibration::Regime;
 use crate::engine::{
     Detokenizer, Engine, EngineConfig, PAGE_SIZE, Percentiles, Queue, Request, StatsBoard, StopText,
 };
@@ -51,7 +52,7 @@ impl PyEngine {
         confidence_threshold: Option<f64>,
         cost_table: Option<PyRef<'_, PyCostTable>>,
         markov_candidates: Option<usize>,
-        calibrations: Vec<(Option<f64>, PyRef<'_, PyCalibration>)>,
+        calibrations: Vec<(Option<(f64, u32, f64, f64)>, PyRef<'_, PyCalibration>)>,
         budget_lag: Option<usize>,
     ) -> PyResult<Self> {
         if block_size > gamma {
@@ -67,7 +68,9 @@ impl PyEngine {
                 "max_batch_size = 0 lets no request run: it must be at least 1",
             ));
         }
-        let calibrations: Vec<_> = calibrations.iter().map(|(at, fitted)| (*at, fitted.0.clone())).collect();
+        let regime = |(temperature, top_k, top_p, min_p)| Regime { temperature, top_k, top_p, min_p };
+        let calibrations: Vec<_> =
+            calibrations.iter().map(|(at, fitted)| (at.map(regime), fitted.0.clone())).collect();
         for (at, calibration) in &calibrations {
             let found = calibration.temperatures().len();
             if found != gamma {
@@ -75,9 +78,12 @@ impl PyEngine {
                     "the calibration has {found} temperatures, the draft's block {gamma} positions"
                 )));
             }
-            if at.is_some_and(|at| !(at.is_finite() && at >= 0.0)) {
+            if let Some(Regime { temperature, .. }) = at
+                && !(temperature.is_finite() && *temperature >= 0.0)
+            {
                 return Err(ConfigError::new_err(format!(
-                    "a calibration is for a sampling temperature of at least 0, or for all (None), not {at:?}"
+                    "a calibration is for a sampling temperature of at least 0, or for all (None), not \
+                     {temperature:?}"
                 )));
             }
         }

@@ -132,7 +132,7 @@ pub struct ToyRunner {
     pub prefilled: Arc<Mutex<usize>>,
     /// Decides itself about requests above this temperature, as the core would.
     pub decides_above: Option<f64>,
-    /// The call of "feed", "draft", "chain", "verify", "judge" or "reserve" that fails, counted down.
+    /// The call of "prefill", "fork", "feed", "draft", "chain", "verify", "judge" or "reserve" that fails, counted down.
     pub fails_once: Option<(&'static str, usize)>,
     /// Draft passes that were asked for.
     pub drafts: Arc<Mutex<usize>>,
@@ -190,6 +190,7 @@ impl ModelRunner for ToyRunner {
     type Rows = Owned;
 
     fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Owned, RunnerError> {
+        self.may_fail_once("prefill")?;
         self.may_fail("prefill", alone(items.iter().map(|(id, ..)| *id)))?;
         if items.iter().any(|(id, ..)| self.fail_prefill == Some(*id)) {
             return Err(RunnerError("prefill failed".into()));
@@ -208,6 +209,7 @@ impl ModelRunner for ToyRunner {
             cache.mark = cache.rows.len();
             cache.extend(part);
             rows.extend(self.row(&cache.rows));
+            self.works_after_all(*id);
         }
         Ok(Owned(rows, VOCAB))
     }
@@ -311,9 +313,11 @@ impl ModelRunner for ToyRunner {
         length: usize,
         drafts: bool,
     ) -> Result<usize, RunnerError> {
+        self.may_fail_once("fork")?;
         self.may_fail("fork", [new].into_iter())?;
         let mut caches = self.caches.lock().unwrap();
         let known = caches.get(&source).expect("a known source");
+        self.works_after_all(new);
         let Some(forked) = known.fork(length, drafts, self.at_parts) else { return Ok(0) };
         let taken = forked.rows.len();
         let cache = caches.get_mut(&new).expect("a reservation");

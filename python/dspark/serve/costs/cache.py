@@ -12,6 +12,7 @@ import torch
 
 import dspark
 from dspark.attention.workers import parallel_region
+from dspark.errors import CheckpointError
 from dspark.files import write_whole
 from dspark.pretrained import cache_root
 from dspark.serve.costs.device import device_name
@@ -67,7 +68,10 @@ def load(key: Key) -> Costs | None:
 
     A file that cannot be read is worth a warning on the logger `dspark`, and nothing else.
     """
-    path = cost_file(key)
+    try:
+        path = cost_file(key)
+    except CheckpointError:  # no place for a cache
+        return None
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["key"] != key:
@@ -82,7 +86,11 @@ def load(key: Key) -> Costs | None:
 
 def store(key: Key, costs: Costs) -> Path | None:
     """Keeps costs, whole or not at all; `None` where the cache cannot be written."""
-    path = cost_file(key)
+    try:
+        path = cost_file(key)
+    except CheckpointError as error:
+        _log.info("the cost table cannot be kept: %s", error)
+        return None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"key": key, "costs": costs.to_json()}))
