@@ -70,6 +70,7 @@ bench: $(EXTENSION) $(STAMPS)/extra-test
 # Built against an old glibc, so that it runs on any Linux of the last ten years: zig brings that glibc.
 ZIG := $(if $(filter Linux,$(shell uname -s)),--zig --compatibility manylinux2014)
 wheel: $(STAMPS)/packages $(if $(ZIG),$(STAMPS)/ziglang)
+	$(BIN)/python scripts/notices.py python/dspark/NOTICES.txt
 	$(BIN)/maturin build --release --locked $(ZIG) --out dist
 
 sdist: $(STAMPS)/packages

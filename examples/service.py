@@ -1,7 +1,7 @@
 """A web service around one decoder, as a starting point: FastAPI, uvicorn, server-sent events.
 
-    pip install dspark 'fastapi>=0.135' 'uvicorn>=0.30'
-    python examples/service.py --target smollm2 --draft smollm2-draft --port 8000
+    pip install '.[gguf]' 'fastapi>=0.135' 'uvicorn>=0.30'  # in the sources; gguf converts smollm2
+    python examples/service.py --target smollm2 --draft models/smollm2-draft --port 8000
     curl -N localhost:8000/generate --json '{"prompt": "Once", "params": {"max_tokens": 64, "seed": 1}}'
 
 POST /generate  {"prompt": text or token ids, "params": {the fields of SamplingParams}}
@@ -227,9 +227,11 @@ def main() -> None:
     options = vars(parser.parse_args())
     port, timeout, max_body = (options.pop(name) for name in ("port", "timeout", "max_body"))
     times = {name: options.pop(name) for name in ("grace", "linger")}
-    with DSparkDecoder.from_pretrained(options.pop("target"), options.pop("draft"), **options) as decoder:
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when all is over
-            Server(make_app(decoder, timeout, max_body), decoder, **times, port=port).run()
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # uvicorn raises it again when all is over
+        DSparkDecoder.from_pretrained(options.pop("target"), options.pop("draft"), **options) as decoder,
+    ):
+        Server(make_app(decoder, timeout, max_body), decoder, **times, port=port).run()
 
 
 if __name__ == "__main__":

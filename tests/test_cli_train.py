@@ -42,7 +42,14 @@ def test_a_run_and_its_gates(
     assert set(outcome["held_out"]) == {"1", "0.7", "0"}
     assert len(outcome["held_out"]["1"]["by_position"]) == 3
     assert "conversations of" in shown.err
-    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    losses = {one["step"]: one["loss"] for one in log if "loss" in one}
+    assert {one.step: one.value for one in board.Scalars("loss")} == pytest.approx(losses)
+    assert "held_out/0.7/expected_length" in board.Tags()["scalars"]
     monkeypatch.setattr("dspark.train.check.overfit", lambda *given: {"overfit": 1.0})
     # A draft of two steps proves nothing.
     assert main([*command(tmp_path / "run", chats), "--check", "--json"]) == 1

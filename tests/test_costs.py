@@ -14,7 +14,9 @@ from torch import Tensor
 
 from dspark import DSparkDecoder, SamplingParams
 from dspark.core import CostTable
+from dspark.errors import CheckpointError
 from dspark.kernels import Choice
+from dspark.pretrained import cache_root
 from dspark.serve.costs import AT_START, THOROUGH, Costs, measure, obtain
 from dspark.serve.costs.cache import cost_file, cost_key, load, store
 from dspark.serve.costs.device import named_in
@@ -283,6 +285,19 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     with caplog.at_level(logging.WARNING, "dspark"):
         found = obtain(models, Options(max_batch_size=1))
     assert found is not None and found.source.startswith("measured") and not caplog.records
+
+
+def test_no_place_for_a_cache_is_no_error(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("DSPARK_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(CheckpointError, match="name one in DSPARK_CACHE"):
+        cache_root()
+    found = obtain(models, Options(max_batch_size=1))
+    assert found is not None and found.source.startswith("measured")
 
 
 def test_nothing_is_measured_where_nothing_is_planned(

@@ -361,3 +361,11 @@ def check_a_full_queue_and_the_end(service: Service) -> None:
     assert service.process.wait(60) in (0, -signal.SIGTERM), "".join(service.log)
     assert [event["finish_reason"] for event in ended] == ["length", "abort"]
     assert not any("Traceback" in line for line in service.log), "".join(service.log)
+
+
+def test_ctrl_c_is_an_orderly_end() -> None:
+    with Service() as service:
+        httpx.get(f"{service.url}/health")
+        service.process.send_signal(signal.SIGINT)
+        assert service.process.wait(20) == 0, "".join(service.log)
+        assert "Traceback" not in "".join(service.log)

@@ -23,6 +23,7 @@ def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **files: str) -> Non
         (tmp_path / name.replace("_", ".")).write_text(text)
     monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "cgroup")
 
 
 def test_the_machine_s_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -34,6 +35,18 @@ def test_a_container_s_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     stat = "anon 100000\nfile 900000\nkernel 20000\n"
     places(monkeypatch, tmp_path, meminfo=MEMINFO, memory_max="300000\n", memory_stat=stat)
     assert memory.available_bytes(CPU) == 180_000
+
+
+@pytest.mark.parametrize("tightest", ["", "system.slice", "system.slice/served.service"])
+def test_a_service_s_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tightest: str) -> None:
+    """Any of the groups around a process may be the one with the least left."""
+    places(monkeypatch, tmp_path, meminfo=MEMINFO, cgroup="0::/system.slice/served.service\n")
+    (tmp_path / "system.slice" / "served.service").mkdir(parents=True)
+    for place in ("", "system.slice", "system.slice/served.service"):
+        limit = "200000" if place == tightest else "max"
+        (tmp_path / place / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / place / "memory.stat").write_text("anon 50000\nkernel 0\n")
+    assert memory.available_bytes(CPU) == 150_000
 
 
 def test_a_system_that_is_not_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

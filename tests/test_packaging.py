@@ -83,3 +83,23 @@ def test_every_package_that_the_sources_need_is_listed() -> None:
     )
     names = {line.split(">")[0] for line in listed.stdout.split()}
     assert names >= {"maturin", "torch", "numpy", "safetensors", "tokenizers", "jinja2"}
+
+
+def test_an_environment_made_by_halves_is_not_taken_for_whole(tmp_path: Path) -> None:
+    """As where Debian's python3-venv is missing: the interpreter is there, pip is not."""
+    halfway = tmp_path / "python"
+    halfway.write_text(
+        f"""#!/bin/sh
+if [ "$2" = venv ]; then mkdir -p "$3/bin"; ln -s {sys.executable} "$3/bin/python"; exit 1; fi
+exec {sys.executable} "$@"
+"""
+    )
+    halfway.chmod(0o755)
+    done = subprocess.run(
+        ["sh", ROOT / "scripts" / "venv.sh", tmp_path / "made", halfway, ""],
+        env={"PATH": "/usr/bin:/bin", "DSPARK_DISK_GB": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and "python3-venv" in done.stderr
+    assert not (tmp_path / "made").exists()

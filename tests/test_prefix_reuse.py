@@ -13,6 +13,7 @@ import gemma4_zoo
 import random_pair
 from conftest import DATA
 from dspark import DSparkDecoder, SamplingParams
+from dspark.attention.cache import KVStore
 from dspark.serve.feed import ContextFeed
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
@@ -121,3 +122,25 @@ def test_the_comparison_notices_a_context_that_does_not_come_back(
     assert first.token_ids == second.token_ids
     with pytest.raises(AssertionError):
         assert_same(second, first)
+
+
+def test_kept_prefixes_make_room_for_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that a prompt lacks is asked for again behind them, be it for a copy of a prefix or afresh."""
+    with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", dtype="float64") as decoder:
+        clean = [decoder.generate(prompt(300, seed=seed), GREEDY).token_ids for seed in (1, 2, 3)]
+        resize, calls = KVStore._resize, []
+
+        def fails_once(store: KVStore, capacity: int) -> None:
+            calls.append(capacity)
+            if len(calls) == 1:
+                raise RuntimeError("out of memory")
+            resize(store, capacity)
+
+        monkeypatch.setattr(KVStore, "_resize", fails_once)
+        for seed, fresh in ((3, False), (4, True)):
+            calls.clear()
+            before = decoder.stats()["pages"]["kept"]
+            found = decoder.generate(prompt(300, seed=seed), GREEDY)
+            assert found.finish_reason == "length" and len(calls) > 1
+            assert fresh or found.token_ids == clean[2]
+            assert decoder.stats()["pages"]["kept"] < before

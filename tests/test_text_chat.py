@@ -188,3 +188,17 @@ def test_the_callers_messages_are_left_alone(checkpoint: Path) -> None:
     with pytest.raises(RequestError):
         tokenizer.render_chat(messages)
     assert messages == MESSAGES
+
+
+def test_a_template_that_is_no_text_is_named(checkpoint: Path) -> None:
+    (checkpoint / "chat_template.jinja").write_bytes(b"\xff\xfe{{")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja cannot be read as a chat template"):
+        configure(checkpoint)
+
+
+@pytest.mark.parametrize("message", ["x" * 100_000, 10**5000], ids=["text", "number"])
+def test_what_is_no_message_is_shown_in_short(checkpoint: Path, message: object) -> None:
+    tokenizer = configure(checkpoint, chat_template="plain")
+    with pytest.raises(RequestError, match=r"message 0 is .*expected a dict with a role") as raised:
+        tokenizer.render_chat([message])  # type: ignore[list-item]
+    assert len(str(raised.value)) < 400

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,4 +154,36 @@ def test_an_end_token_that_is_no_id_is_refused(tmp_path: Path, found: Any) -> No
 def test_damaged_settings_are_named(checkpoint: Path, content: str) -> None:
     (checkpoint / "tokenizer_config.json").write_text(content, encoding="latin-1")
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
+        Tokenizer.from_directory(checkpoint)
+
+
+def test_a_long_text_is_read_as_a_short_one_while_other_threads_go_on() -> None:
+    tokenizer = Tokenizer.from_directory(TINY)
+    text = "the river and the boat, the house by the sea. " * 8000
+    expected = tokenizer.backend.encode(text).ids
+    started, over, ticks = threading.Event(), threading.Event(), []
+
+    def tick() -> None:
+        started.set()
+        while not over.is_set():
+            ticks.append(1)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        started.wait()
+        before = len(ticks)
+        ids = tokenizer.encode(text)
+        meanwhile = len(ticks) - before
+    finally:
+        over.set()
+        thread.join()
+    assert ids == expected
+    assert meanwhile > 2
+
+
+def test_settings_nested_without_end_are_named(checkpoint: Path) -> None:
+    (checkpoint / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json cannot be read as JSON"):
         Tokenizer.from_directory(checkpoint)

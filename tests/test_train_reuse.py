@@ -263,3 +263,36 @@ def test_conversations_end_at_the_target_s_window(tmp_path: Path, chats: Path) -
     settings = small_run(tmp_path / "run", long, data={"held_out": 0.0, "max_length": 10**6})
     ((one,), _) = gather.gather(settings, [], None, sizes, print)
     assert len(one.tokens) == sizes.max_position_embeddings
+
+
+def test_answers_made_with_a_draft_know_it_by_its_contents(tmp_path: Path) -> None:
+    """Where its blocks failed is kept with them, and another draft fails elsewhere."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    drafts = [tmp_path / name for name in ("draft", "moved")]
+    for path in drafts:
+        shutil.copytree(DRAFT, path)
+
+    def shards(draft: Path) -> Path:
+        data = {"files": (), "prompts": prompts, "draft": str(draft)}
+        found = gather._shards(small_run(tmp_path / "run", tmp_path, data=data))["prompts"]
+        found.fill([0], lambda _: [conversation], lambda _: None)
+        return found.file(0)
+
+    conversation = Conversation(np.arange(5), ((2, 5),))
+    assert shards(drafts[0]) == shards(drafts[1])
+    tuned(drafts[0])
+    with pytest.raises(CheckpointError, match="what is there was generated with draft"):
+        shards(drafts[0])
+
+
+def test_a_cache_gives_back_the_teachers_states(tmp_path: Path) -> None:
+    teacher = Teacher(load_target(TARGET), (0, 2, 4))
+    some = [Conversation(np.arange(i, i + 9 + i), ((4, 9 + i),)) for i in range(3)]
+    StateCache(tmp_path, {"of": "these"}, print).fill(some, teacher, lambda *_: None)
+    found = StateCache(tmp_path, {"of": "these"}, print).states(some[::-1])[::-1]
+    for one, wanted in zip(found, teacher.states(some), strict=True):
+        for name in ("taps", "hidden", "normalisers"):
+            stored = getattr(one, name)
+            assert torch.equal(stored, getattr(wanted, name).to(stored.dtype)), name
+            assert stored.abs().max() > 0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +25,7 @@ from dspark.train import run
 from dspark.train.checkpoint import read_state
 from dspark.train.lock import held
 from dspark.train.optimiser import Optimiser
+from dspark.train.report import reports
 from dspark.train.run import train
 from training import small_run, write_chats
 
@@ -200,8 +204,12 @@ def test_cached_states_give_the_same_curve_up_to_their_precision(
 ) -> None:
     settings = small_run(tmp_path / "run", chats, data={"cache": tmp_path / "states"})
     train(settings, print)
+    with pytest.raises(Killed):
+        train(small_run(tmp_path / "begun", chats), dies_at(2))
+    first, cached = weights(tmp_path / "begun"), weights(tmp_path / "run")
     for name, weight in weights(finished).items():
-        assert float((weight - weights(tmp_path / "run")[name]).abs().max()) < 0.02, name
+        moved, apart = float((weight - first[name]).norm()), float((weight - cached[name]).norm())
+        assert apart < 0.2 * moved, (name, apart, moved)
     stored = sorted((tmp_path / "states").iterdir())
     again = small_run(tmp_path / "again", chats, data={"cache": tmp_path / "states"})
     train(again, print)
@@ -276,3 +284,45 @@ def test_layers_may_start_as_the_target_s(tmp_path: Path, chats: Path) -> None:
     assert torch.allclose(found[name.format(0)], stored["model." + name.format(4)], atol=1e-6)
     with pytest.raises(ConfigError, match="start_layers"):
         train(small_run(tmp_path / "two", chats, start_layers=(3, 4)), print)
+
+
+def test_autocast_computes_in_bfloat16(tmp_path: Path, chats: Path, finished: Path) -> None:
+    def first_step(output: Path) -> dict[str, Any]:
+        return next(one for one in reports(output) if "loss" in one)
+
+    train(small_run(tmp_path / "run", chats, bf16=True), print)
+    whole, half = first_step(finished), first_step(tmp_path / "run")
+    for name in ("loss", "gradient_norm"):
+        assert half[name] == pytest.approx(whole[name], rel=0.05) and half[name] != whole[name]
+    assert {w.dtype for w in weights(tmp_path / "run").values()} == {torch.float32}
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_at_any_moment_ends_in_the_same_weights(tmp_path: Path, chats: Path) -> None:
+    """SIGKILL: nothing is cleaned up, and nothing is flushed."""
+    pace = {"steps": 40}
+    train(small_run(tmp_path / "whole", chats, pace=pace, data={"cache": tmp_path / "states"}), print)
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from training import small_run
+from dspark.train.run import train
+data = {{"cache": Path({str(tmp_path / "killed states")!r})}}
+train(small_run(Path({str(tmp_path / "killed")!r}), Path({str(chats)!r}), pace={pace}, data=data), print)
+"""
+    moments, killed, over = random.Random(1), 0, False
+    while not over:
+        with subprocess.Popen([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            for _ in range(moments.randint(1, 16)):  # of the start, and of steps
+                if not (line := process.stdout.readline()):
+                    break
+            over = not line and process.wait() == 0
+            if not over:
+                time.sleep(moments.uniform(0.0, 0.05))
+                process.kill()
+                killed += 1
+        assert killed < 60, "it gets nowhere"
+    assert killed > 2
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))

@@ -368,7 +368,7 @@ def _is_one_prompt(prompts: Any) -> bool:
     return len(prompts) > 0 and isinstance(prompts[0], Integral)
 
 
-def _one(params: Any, what: str = "one SamplingParams for one prompt") -> SamplingParams | None:
+def _one(params: Any, what: str = "a SamplingParams for one prompt") -> SamplingParams | None:
     if params is None or isinstance(params, SamplingParams):
         return params
     raise RequestError(f"params must be {what}, not {shown(params)}")

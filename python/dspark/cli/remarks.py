@@ -23,8 +23,11 @@ def one_line_each() -> Iterator[None]:
         yield
         return
     logger, handler = logging.getLogger("dspark"), _Lines()
+    level = logger.level
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)  # what is fetched, and how far it is
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)

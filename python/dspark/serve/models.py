@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from dspark.target import load_target
 from dspark.target.protocol import Target
 from dspark.text import Tokenizer
 from dspark.text.files import eos_token_ids, read_object
+
+_log = logging.getLogger("dspark")
 
 DTYPES = {
     "float32": torch.float32,
@@ -54,6 +57,8 @@ class Models:
     """The CUDA kernels of the models' device."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """Who does what kernels could do, and why, by role; the draft's own as "draft ..."."""
+    position_bytes: int = 0
+    """Bytes of a position in the caches, target's and draft's; 0 where the target does not know."""
 
     @classmethod
     def load(
@@ -68,8 +73,8 @@ class Models:
     ) -> Self:
         """Loads target, draft and tokenizer; raises `CheckpointError` or `ConfigError`."""
         where, what = parse_device(device), parse_dtype(dtype)
-        target_path = resolve(target, "target")
-        draft_path = None if draft is None else resolve(draft, "draft")
+        target_path = resolve(target, "target", _log.info)
+        draft_path = None if draft is None else resolve(draft, "draft", _log.info)
         model = load_target(target_path, device=where, dtype=what, progress=progress)
         draft_model = None
         if draft_path is not None:
@@ -113,19 +118,13 @@ class Models:
             switched_off=switched_off,
             kernels=choice,
             roles=roles,
+            position_bytes=_position_bytes(model, draft_model),
         )
 
     @property
     def window(self) -> int:
         """Positions that the target was made for."""
         return self.target.config.max_position_embeddings
-
-    @property
-    def position_bytes(self) -> int:
-        """Bytes of a position in the caches, target's and draft's; 0 where the target does not know."""
-        target: int = self.target.new_cache().position_bytes
-        draft = 0 if self.draft is None else self.draft.new_context().position_bytes
-        return target + draft if target else 0
 
     @property
     def gamma(self) -> int:
@@ -233,6 +232,13 @@ class Models:
             "speculation": self.speculation,
             "switched_off": list(self.switched_off),
         }
+
+
+def _position_bytes(target: Target, draft: DSparkDraftModel | None) -> int:
+    # Once: a hybrid's empty cache is its whole recurrent state.
+    each: int = target.new_cache().position_bytes
+    own = 0 if draft is None else draft.new_context().position_bytes
+    return each + own if each else 0
 
 
 def _give_kernels(model: object, choice: Choice) -> dict[str, str]:

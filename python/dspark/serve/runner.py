@@ -113,11 +113,15 @@ class Runner:
         return packed
 
     def _begin(self, request: int, drafting: bool) -> None:
-        self._caches[request] = self.target.new_cache()
+        cache, positions = self.target.new_cache(), self._reserved.get(request, 0)
+        if positions > 0:
+            cache.reserve(positions)  # where this fails the request stays unknown
+        self._caches[request] = cache
+        self._reserved.pop(request, None)
         if drafting and self.draft_model is not None:
             self._feed.contexts[request] = self.draft_model.new_context()
-        if (positions := self._reserved.pop(request, 0)) > 0:
-            self.reserve([request], [positions])
+            if positions > 0:
+                self._feed.reserve(request, positions)
 
     def _prefill_one(self, request: int, part: list[int]) -> tuple[Tensor, Tensor | None]:
         """The last token's logits, and the taps of all."""

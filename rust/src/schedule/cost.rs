@@ -56,7 +56,8 @@ pub enum CostError {
 /// | the rest | a constant |
 ///
 /// A round without a draft mostly feeds nothing: its tokens wait, and go through in one pass if drafting resumes or too
-/// many wait. What that comes to for each request and round is learned from live rounds alone.
+/// many wait. What the latter comes to for each request and round is learned from live rounds alone; what a request that
+/// resumes feeds (a prompt, or up to the 64 rounds of a pause) is in no number here.
 ///
 /// A wider pass that was measured faster is noise (or a kernel that should have been used for the narrow one), and
 /// is pooled with its neighbours. Between points the curves are linear, below the first constant; beyond the last
