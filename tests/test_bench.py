@@ -19,7 +19,7 @@ from dspark.bench.plot import plot_bench
 from dspark.bench.prompt_sets import SETS, built_in, check_room
 from dspark.bench.ratios import ratio_over_best
 from dspark.bench.report import HEADER, CellReport, footnote, report_cell, rows
-from dspark.bench.run import Bench, ModeRuns
+from dspark.bench.run import Bench, ModeRuns, prompt_of, timed_prompts
 from dspark.cli import main
 from dspark.cli.show import table
 from dspark.core import CostTable
@@ -395,3 +395,15 @@ def test_a_bad_line_of_prompts_is_named(tmp_path: Path) -> None:
     prompts.write_text('{"turns": ["fine"]}\n{"turns": []}\n')
     code, _, err = run("bench", "--target", "tiny", "--prompts", prompts)
     assert code == 2 and f"{prompts}, line 2" in err and '"turns"' in err
+
+
+def test_every_prompt_has_its_turn() -> None:
+    for prompts in (5, 6, 10):
+        laps = [[prompt_of(lap * prompts + i, prompts) for i in range(prompts)] for lap in range(3)]
+        assert all(sorted(lap) == list(range(prompts)) for lap in laps)
+    # Timed requests take every second number: of an even number of prompts it would be half of them.
+    one = Cell(prompts="chat", temperature=0.0, batch=1)
+    assert {prompt_of(2 * turn, 10) for turn in range(10)} == set(range(10))
+    assert timed_prompts(one, turns=9, prompts=10) == 9
+    assert timed_prompts(one, turns=12, prompts=10) == 10
+    assert timed_prompts(dataclasses.replace(one, batch=4), turns=3, prompts=6) < 12

@@ -18,6 +18,7 @@ from dspark.draft.packaging.nested import default_taps
 from dspark.errors import CheckpointError
 from dspark.target import TargetModel, load_target
 from model_zoo import HIDDEN, draft_tensors, flat_config, nested_config, write_checkpoint, write_target
+from packaging_zoo import dflash_config
 
 
 @pytest.fixture(scope="module")
@@ -266,3 +267,26 @@ def test_the_table_of_tensors_is_that_of_the_modules(tmp_path: Path) -> None:
         found, weights = read_draft_directory(tmp_path)
         shapes = {name: tuple(p.shape) for name, p in DSparkDraftModel(found).named_parameters()}
         assert draft_shapes(found, weights) == shapes
+
+
+@pytest.mark.parametrize(
+    ("switches", "named"),
+    [
+        ({"projector_type": "domino"}, "projector_type is 'domino'; supported are dflash, dspark"),
+        ({"shift_label": True}, "shift_label is true"),
+    ],
+)
+def test_other_projectors_are_refused(read: Read, switches: dict[str, Any], named: str) -> None:
+    """They came as a DFlash draft, and would draft one token too far with half of their tensors unused."""
+    config = dflash_config()
+    config["dflash_config"] |= switches
+    with pytest.raises(CheckpointError, match=named):
+        read(config, draft_tensors(own=False, kind=None, confidence=None))
+
+
+def test_specforges_export_for_sglang_is_nested(read: Read) -> None:
+    config = nested_config()
+    config |= {"architectures": ["Qwen3DSparkModel"], **config["dflash_config"]}
+    found = read(config, draft_tensors(own=False))
+    assert found.packaging == "nested" and not found.drop_anchor_slot
+    assert found == read(nested_config(), draft_tensors(own=False))

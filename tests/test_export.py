@@ -20,6 +20,7 @@ from dspark.pretrained import resolve
 from dspark.serve.heads import heads_to_core
 from dspark.target import load_target
 from model_zoo import (
+    DRAFT,
     HIDDEN,
     VOCAB,
     draft_tensors,
@@ -94,7 +95,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Tensor], tuple[str, ...]]] = {
     "dropped slot, rnn": (
         speculators_config(sample_from_anchor=False, markov_head_type="rnn"),
         draft_tensors(own=False, kind="rnn"),
-        ("nested", "speculators"),
+        ("speculators",),
     ),
     "reduced": (
         speculators_config(draft_vocab_size=16),
@@ -233,13 +234,52 @@ def test_the_exported_configs_have_what_other_loaders_demand(target_path: Path, 
     flat = read("flat")
     needed = ("target_layer_ids", "mask_token_id", "num_anchors", "enable_confidence_head", "markov_rank")
     assert all(flat[key] is not None for key in (*needed, "markov_head_type", "confidence_head_with_markov"))
-    assert read("nested")["dflash_config"]["projector_type"] == "dspark"
+    nested = read("nested")
+    assert nested["dflash_config"]["projector_type"] == "dspark"
+    assert nested["dflash_config"]["attention_mode"] == "gqa"
+    assert nested["num_target_layers"] == DRAFT["num_target_layers"]
     speculators = read("speculators")
     assert speculators["speculators_config"]["verifier"]["name_or_path"] == "some/target"
     assert (
         speculators["aux_hidden_state_layer_ids"] == [1, 2, 3] and speculators["sample_from_anchor"] is True
     )
     assert "vocab_size" in speculators["transformer_layer_config"]
+
+
+def test_what_only_the_target_can_say_is_taken_from_it(target_path: Path, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", speculators_config(), draft_tensors(own=False))
+    with pytest.raises(ConfigError, match=r"how many layers the target has.*name the target"):
+        export_draft(source, tmp_path / "out", "nested")
+    export_draft(source, tmp_path / "out", "nested", target_path)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (
+        config["num_target_layers"]
+        == json.loads((target_path / "config.json").read_text())["num_hidden_layers"]
+    )
+
+
+def test_exported_windows_survive_the_configuration_of_transformers(tmp_path: Path) -> None:
+    from transformers import Qwen3Config
+
+    source = write_checkpoint(tmp_path / "source", speculators_config(**WINDOW), draft_tensors(own=False))
+    export_draft(source, tmp_path / "out", "speculators")
+    inner = json.loads((tmp_path / "out" / "config.json").read_text())["transformer_layer_config"]
+    assert Qwen3Config(**inner).sliding_window == WINDOW["sliding_window"]
+
+
+@pytest.mark.parametrize("key", ["logit_scale", "logits_scaling"])
+def test_a_head_that_is_scaled_is_not_borrowed(tmp_path: Path, key: str) -> None:
+    source = write_checkpoint(tmp_path / "source", nested_config(), draft_tensors(own=False))
+    config = target_config("llama", **{key: 8.0})
+    scaled = write_checkpoint(tmp_path / "scaled", config, target_tensors(config))
+    with pytest.raises(CheckpointError, match=f"{key} is 8.0: this target scales its logits"):
+        export_draft(source, tmp_path / "out", "flat", scaled)
+    config = target_config("llama")
+    tensors = target_tensors(config)
+    biased = {**tensors, "lm_head.bias": torch.zeros(len(tensors["lm_head.weight"]))}
+    path = write_checkpoint(tmp_path / "biased", config, biased)
+    with pytest.raises(CheckpointError, match=r"has a bias, lm_head\.bias"):
+        export_draft(source, tmp_path / "out", "flat", path)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -138,6 +138,24 @@ def test_pages_of_a_sliding_layer_are_a_windows_at_most(pairs: Callable[[str], P
     assert max(allocated(runner, 1)) >= 100
 
 
+def test_a_sliding_layer_holds_windows_of_a_long_prompt(pairs: Callable[[str], Pair]) -> None:
+    """All its room is reserved before the first part."""
+    pair, part = pairs("gemma4"), 20
+    runner, clean = pair.runner(), pair.runner()
+    reserve(runner, 1, 100)
+    text = tokens(100, seed=8)
+    for start in range(0, 100, part):
+        with torch.inference_mode():
+            found, expected = (
+                one.prefill([1], [text[start : start + part]], [True]) for one in (runner, clean)
+            )
+        assert (found - expected).abs().max() < EXACT
+        seen = sliding(runner, 1).window - 1
+        assert sliding(runner, 1).capacity <= 2 * seen + part
+    assert sliding(runner, 1).forgotten >= 100 - part - 2 * seen
+    assert max(allocated(runner, 1)) == 100
+
+
 def test_release_forgets_everything(pair: Pair) -> None:
     runner = pair.runner()
     reserve(runner, 1, 64)

@@ -20,6 +20,7 @@ from dspark.text import Tokenizer
 from dspark.train import before, prepare
 from dspark.train.before import check_first
 from dspark.train.data.generate import Sampling
+from dspark.train.gather import read_openers
 from dspark.train.losses import Objective
 from dspark.train.prepare import prepare as prepared
 from dspark.train.run import train
@@ -182,3 +183,29 @@ def test_changes_and_another_optimiser_are_refused(
 def test_numbers_that_cannot_be(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(DSparkError, match=named):
         small_run(tmp_path, tmp_path, **changes)
+
+
+def test_a_run_is_not_its_own_data(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    chats = folder / "chats.jsonl"
+    chats.write_text('{"token_ids": [1, 2, 3, 4], "answer_start": 2}\n')
+    for output, cache in ((folder / "run", None), (tmp_path / "run", folder / "states")):
+        with pytest.raises(ConfigError, match=r"is inside of .*work, all of which --data reads"):
+            train(small_run(output, chats, data={"files": (folder,), "cache": cache}), print)
+
+
+def test_prompts_under_the_name_of_made_up_ones(tmp_path: Path) -> None:
+    prompts = tmp_path / "self-made.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    with pytest.raises(ConfigError, match="give it another"):
+        train(small_run(tmp_path / "run", prompts, data={"prompts": prompts, "self_prompts": 64}), print)
+
+
+def test_openers_as_windows_writes_them(tmp_path: Path) -> None:
+    openers = tmp_path / "openers.txt"
+    openers.write_bytes(b"\xef\xbb\xbfWrite a\r\n\r\nWhy is\r\n")
+    assert read_openers(openers) == ["Write a", "Why is"]
+    openers.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"openers\.txt cannot be read"):
+        read_openers(openers)

@@ -287,3 +287,13 @@ def test_held_out_logits_are_in_memory_a_piece_at_a_time(monkeypatch: pytest.Mon
     for one, other in zip(whole._held, pieces._held, strict=True):
         assert torch.allclose(one.normalisers[1.0], other.normalisers[1.0], atol=1e-5)
         assert torch.equal(one.argmax, other.argmax)
+
+
+def test_a_resumed_optimiser_keeps_what_is_asked_for_now() -> None:
+    def made(decay: float) -> Optimiser:
+        parameters = {"fc.weight": parameter(2, 3), "norm.weight": parameter(3)}
+        return Optimiser(parameters, weight_decay=decay, muon=True)
+
+    old, new = made(0.0), made(0.1)
+    new.load_state_dict(old.state_dict())
+    assert [group["weight_decay"] for part in new.parts for group in part.param_groups] == [0.1, 0.1]

@@ -66,4 +66,9 @@ def _turns(where: str, line: str) -> tuple[str, ...]:
         raise RequestError(
             f'{where}: expected an object with a text "prompt", or with a list of texts "turns"'
         )
+    for one in turns:
+        try:
+            one.encode("utf-8")
+        except UnicodeEncodeError as error:  # half of a character, as a cut in another encoding leaves it
+            raise RequestError(f"{where}: not valid Unicode ({error})") from error
     return tuple(turns)

@@ -30,7 +30,7 @@ class Reference:
 
     def rows(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
         """Logits `[len(output), vocabulary]`, float64 on the CPU, that `output` is drawn from."""
-        return self._pass([*prompt, *output], "all")[len(prompt) - 1 : -1]
+        return self._pass([*prompt, *output], "all", len(prompt) - 1, -1)
 
     def bound(self, row: Tensor) -> float:
         """Gap between two logits of `row` that rounding explains.
@@ -42,11 +42,13 @@ class Reference:
             return ROUNDING[dtype]
         return _UNITS * torch.finfo(dtype).eps * float(row.abs().max())
 
-    def _pass(self, token_ids: Sequence[int], wanted: str) -> Tensor:
+    def _pass(
+        self, token_ids: Sequence[int], wanted: str, start: int | None = None, stop: int | None = None
+    ) -> Tensor:
         ids = torch.tensor(token_ids, dtype=torch.int64, device=self._target.device)
         with torch.inference_mode():
             logits, _ = self._target(ids, [(self._target.new_cache(), len(token_ids))], logits=wanted)
-            rows: Tensor = logits.to("cpu", torch.float64)
+            rows: Tensor = logits[start:stop].to("cpu", torch.float64)
         return rows
 
 

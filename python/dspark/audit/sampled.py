@@ -89,7 +89,8 @@ def _transform(
     flat = p.sqrt() / p.sqrt().sum(-1, keepdim=True)
     wrong_laws = (torch.zeros_like(p).scatter_(-1, p.argmax(-1, keepdim=True), 1.0), flat)
     # A token at the edge of top-p may stand on either side of it by rounding.
-    generous = law(rows, drawn.temperature, drawn.top_p + max(map(reference.bound, rows)))
+    bounds = torch.tensor([[reference.bound(row)] for row in rows], dtype=rows.dtype)
+    generous = law(rows.scatter_add(-1, emitted[:, None], bounds), drawn.temperature, drawn.top_p)
     return _Numbers(
         emitted=np.stack([_places(p, emitted, order, generator) for order in ORDERS], axis=1),
         is_bonus=_bonus(result),

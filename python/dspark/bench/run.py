@@ -59,6 +59,18 @@ class ModeRuns:
         return self.looping / self.answers if self.answers else None
 
 
+def prompt_of(number: int, prompts: int) -> int:
+    """The prompt that a request asks. From lap to lap they move on by one: timed requests come in steps, and
+    an even step over an even number of prompts would leave half of them out."""
+    return (number + number // prompts) % prompts
+
+
+def timed_prompts(cell: Cell, turns: int, prompts: int) -> int:
+    """How many different prompts the timed requests of a cell ask at least."""
+    starts = range(0, 2 * turns * cell.batch, 2 * cell.batch)
+    return len({prompt_of(start + i, prompts) for start in starts for i in range(cell.batch)})
+
+
 class Bench:
     """A decoder that is measured, with the prompts of each set."""
 
@@ -138,7 +150,7 @@ class Bench:
         def requests() -> Iterator[tuple[Sequence[int], SamplingParams]]:
             for number in count(first):
                 yield (
-                    prompts[number % len(prompts)],
+                    prompts[prompt_of(number, len(prompts))],
                     SamplingParams(
                         max_tokens=tokens,
                         temperature=cell.temperature,

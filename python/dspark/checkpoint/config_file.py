@@ -132,7 +132,10 @@ class ConfigFile:
     def _layer_types_of_older_configs(self, layers: int) -> list[str]:
         """Before `layer_types`, Qwen said it with a switch and a first layer (transformers' own rule)."""
         first = layers
-        if self.flag("use_sliding_window", False) and self.raw("sliding_window") is not None:
+        is_on = self.flag("use_sliding_window", False)
+        if is_on and "sliding_window" not in self.values:  # 4096 to transformers; null would mean none
+            raise self.wrong("sliding_window", "a number of positions, as use_sliding_window is true", None)
+        if is_on and self.raw("sliding_window") is not None:
             first = int(self.number("max_window_layers", 28))
         return ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
 

@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         options.target = _usual_target()
     progress = Progress(silent=options.json)
     from dspark.bench.prompt_sets import check_room
-    from dspark.bench.run import Bench
+    from dspark.bench.run import Bench, timed_prompts
     from dspark.decoder import DSparkDecoder
     from dspark.durations import duration
 
@@ -118,7 +118,10 @@ def run(options: argparse.Namespace) -> int:
     else:
         marked = sum(bool(report.marks) for report in reports)
         print_text(f"\n{len(reports)} cells in {duration(took)}, {marked} of them marked")
-        repeats = sum(r.cell.batch * grid.turns > len(texts[r.cell.prompts]) for r in reports)
+        repeats = sum(
+            timed_prompts(r.cell, grid.turns, len(texts[r.cell.prompts])) < r.cell.batch * grid.turns
+            for r in reports
+        )
         if repeats:
             print_text(
                 f"{repeats} of them ask prompts more than once: their intervals are more of the clock than "

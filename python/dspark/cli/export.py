@@ -1,7 +1,7 @@
 """Writes a draft in the packaging that another engine reads. The drafts stay the same to the last bit.
 
 flat         DeepSpec: own embeddings and output head (from --target where the draft has none)
-nested       SpecForge and SGLang: switches under dflash_config
+nested       SpecForge: switches under dflash_config
 speculators  vLLM: transformer_layer_config, taps counted from the embeddings, reduced vocabularies
 """
 

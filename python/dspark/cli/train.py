@@ -11,6 +11,7 @@ interrupted one stopped.
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,6 +218,12 @@ def _print(value: dict[str, Any]) -> None:
     print_text(fields(value))
 
 
+def _bytes(gigabytes: float) -> int:
+    if not math.isfinite(gigabytes):
+        raise ConfigError(f"--cache-limit is {gigabytes}; expected a number of GB")
+    return round(gigabytes * 1e9)
+
+
 def settings_of(options: argparse.Namespace) -> Settings:
     """The flags as settings."""
     from dspark.train.data.generate import Sampling
@@ -244,7 +251,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         max_length=options.max_length,
         held_out=options.held_out,
         cache=path(options.cache),
-        cache_limit=round(options.cache_limit * 1e9),
+        cache_limit=_bytes(options.cache_limit),
     )
     given = {flag: value for flag in SHAPE if (value := getattr(options, flag.replace("-", "_"))) is not None}
     if options.start is not None:

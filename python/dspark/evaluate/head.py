@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +37,14 @@ class Head:
 
 
 def score_head(
-    models: Models, regime: Regime, rounds: JudgedRounds, prompts: Sequence[Sequence[int]], policy: str
+    models: Models,
+    regime: Regime,
+    rounds: JudgedRounds,
+    prompts: Sequence[Sequence[int]],
+    policy: str,
+    template: Mapping[str, Any] | None = None,
 ) -> Head:
-    """The scores of the head in these rounds, which number `prompts`."""
+    """The scores of the head in these rounds, which number `prompts`, rendered with `template`."""
     if not models.has_confidence:
         return Head(None, None, "this draft has no confidence head")
     if policy != "fixed":
@@ -52,7 +58,11 @@ def score_head(
         return Head(score(rounds), None, note)
     seen = rounds.select(np.isin(rounds.prompt, held_out))
     calibrated = score(seen, list(entry.temperatures[: rounds.gamma]))
-    return Head(score(seen), calibrated, _note(entry, len(held_out), len(prompts)))
+    note = _note(entry, len(held_out), len(prompts))
+    if entry.template_options != dict(template or {}):
+        shown = json.dumps(entry.template_options)
+        note += f"; it was fitted with the template options {shown}, so that the same texts are other prompts"
+    return Head(score(seen), calibrated, note)
 
 
 def _note(entry: Entry, held_out: int, prompts: int) -> str:

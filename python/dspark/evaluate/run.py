@@ -171,7 +171,9 @@ def evaluate_pair(
         by_method = {m: answers[regime, m] for m in METHODS if (regime, m) in answers}
         table = _table(names, by_method, width)
         rounds = judged_rounds(raw[regime], which, width)
-        done.append(Evaluated(regime, table, score_head(models, regime, rounds, prompts, options.policy)))
+        done.append(
+            Evaluated(regime, table, score_head(models, regime, rounds, prompts, options.policy, template))
+        )
     about = {
         "dspark": __version__,
         "plan": asdict(plan),

@@ -19,7 +19,7 @@ from dspark.train.cache import check_owner
 from dspark.train.create import check_start, check_start_layers, trainable
 from dspark.train.data.generate import read_prompts, user_tags
 from dspark.train.data.read import read_conversations
-from dspark.train.gather import directories, marks_of, read_openers
+from dspark.train.gather import SELF_MADE, directories, marks_of, read_openers
 from dspark.train.identity import difference, identity, named
 from dspark.train.optimiser import check_muon
 from dspark.train.save import check_packaging, packaging_of
@@ -68,6 +68,7 @@ def check_first(
             f"failed_anchors is {settings.failed_anchors}, and answers that are generated without a draft do "
             "not say where one failed"
         )
+    _check_places(settings)
     if directories(settings):
         check_generation(settings, tokenizer)
         for _ in read_conversations(settings.data.files, marks_of(tokenizer), sizes.vocab_size):
@@ -97,6 +98,18 @@ def check_generation(settings: Settings, tokenizer: Tokenizer | None) -> None:
             f"{data.prompts}: has prompts of several turns, and {settings.target} no chat template to put "
             "them together"
         )
+
+
+def _check_places(settings: Settings) -> None:
+    data = settings.data
+    if data.prompts is not None and data.self_prompts and data.prompts.stem == SELF_MADE:
+        raise ConfigError(f"{data.prompts}: made-up prompts are kept under that name; give it another")
+    for place in filter(None, (settings.output, data.cache)):
+        for folder in filter(Path.is_dir, data.files):
+            if place.resolve().is_relative_to(folder.resolve()):
+                raise ConfigError(
+                    f"{place} is inside of {folder}, all of which --data reads: name another place, or files"
+                )
 
 
 def _planned(settings: Settings, target: Path, sizes: TargetSizes) -> DraftConfig:

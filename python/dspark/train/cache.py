@@ -35,16 +35,19 @@ def cache_bytes(conversations: Sequence[Conversation], taps: int, hidden_size: i
     return tokens * (2 * (taps + 1) * hidden_size + 4)
 
 
-def check_size(whole: int, need: int, limit: int, directory: Path) -> None:
-    """Of the `whole` cache, `need` bytes are still to be written.
+def check_size(need: int, limit: int, directory: Path) -> None:
+    """Of what is asked for, `need` bytes are still to be written.
 
     Raises:
-        CapacityError: the whole would be larger than `limit` bytes, or the disk has no room for the rest.
+        CapacityError: with what is there, of other conversations too, they would be more than `limit` bytes,
+            or the disk has no room for them.
     """
-    if whole > limit:
+    there = sum(file.stat().st_size for file in directory.glob("states-*.safetensors"))
+    if need and there + need > limit:
         raise CapacityError(
-            f"the cache of hidden states would take {whole / 1e9:.1f} GB, more than the limit of "
-            f"{limit / 1e9:.1f} GB: raise it, train on less, or compute them on the fly"
+            f"{directory}: the cache of hidden states has {there / 1e9:.1f} GB, and {need / 1e9:.1f} GB more "
+            f"would be over the limit of {limit / 1e9:.1f} GB: raise it, empty the directory, train on less, "
+            "or compute them on the fly"
         )
     free = shutil.disk_usage(directory).free
     if need > free:

@@ -21,7 +21,7 @@ from dspark.train.report import Say
 from dspark.train.settings import Settings
 from dspark.train.world import World
 
-GENERATED = "data"
+GENERATED, SELF_MADE = "data", "self-made"
 USERS = Sampling(temperatures=(1.0, 1.0), top_p=0.95, max_tokens=96)
 """How made-up users' turns are drawn."""
 
@@ -30,7 +30,7 @@ def directories(settings: Settings) -> dict[str, Path]:
     """Where generated conversations are, or will be, by their kind."""
     data, place = settings.data, settings.output / GENERATED
     found = {} if data.prompts is None else {"prompts": place / data.prompts.stem}
-    return found | ({"self": place / "self-made"} if data.self_prompts else {})
+    return found | ({"self": place / SELF_MADE} if data.self_prompts else {})
 
 
 def is_generated(settings: Settings, world: World) -> bool:
@@ -105,7 +105,11 @@ def read_openers(file: Path | None) -> list[str]:
     """Beginnings of users' turns, one a line."""
     if file is None:
         return []
-    return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the openers in {file} cannot be read: {error}") from error
+    return [line for line in lines if line.strip()]
 
 
 def marks_of(tokenizer: Tokenizer | None) -> ChatMarks | None:

@@ -90,9 +90,16 @@ class Optimiser:
         return [optimiser.state_dict() for optimiser in self.parts]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Takes `state_dict` back, of as many optimisers."""
+        """Takes `state_dict` back, of as many optimisers; what was asked for now stays in force."""
         for optimiser, state in zip(self.parts, states, strict=True):
+            own = [{key: group[key] for key in OWN if key in group} for group in optimiser.param_groups]
             optimiser.load_state_dict(state)
+            for group, values in zip(optimiser.param_groups, own, strict=True):
+                group.update(values)
+
+
+OWN = ("weight_decay", "fused")
+"""What a group has from this run's settings, and a saved one from its own; the rate comes with each step."""
 
 
 def check_muon(sharded: bool) -> None:

@@ -216,7 +216,7 @@ def states_of(settings: Settings, ready: Prepared, say: Say) -> StateSource:
         f"hidden states take {whole_size / 1e9:.2f} GB in {directory}, of which {need / 1e9:.2f} GB are to "
         "be computed"
     )
-    check_size(whole_size, need, settings.data.cache_limit, directory)
+    check_size(need, settings.data.cache_limit, directory)
     world.wait()  # all have seen the same cache, and share what is missing
     cache.fill(missing[world.rank :: world.size], teacher, _progress(say))
     world.wait()

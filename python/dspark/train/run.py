@@ -59,7 +59,7 @@ def _train(settings: Settings, ready: Prepared, started: float, say: Say) -> dic
         "tokens": at.tokens,
         "skipped_steps": at.skipped,
         "finished": at.step >= settings.pace.steps,
-        "held_out": _last_measured(settings.output),
+        **_last_measured(settings.output),
     }
 
 
@@ -161,9 +161,11 @@ def _write_draft(settings: Settings, ready: Prepared) -> None:
     ready.world.wait()
 
 
-def _last_measured(output: Path) -> dict[str, Any] | None:
-    measured = [one["held_out"] for one in reports(output) if "held_out" in one]
-    return measured[-1] if measured else None
+def _last_measured(output: Path) -> dict[str, Any]:
+    """What was found on held-out conversations, and after which step: not the last, if the run stopped."""
+    measured = [one for one in reports(output) if "held_out" in one]
+    last = measured[-1] if measured else {"step": None, "held_out": None}
+    return {"held_out": last["held_out"], "held_out_step": last["step"]}
 
 
 @contextmanager

@@ -26,7 +26,18 @@ def borrowed_tensors(target: Path, shape: tuple[int, int]) -> dict[str, StoredTe
             f"{config.path}: this target scales its embeddings or caps its logits, which a draft's own "
             "cannot say"
         )
+    for key in ("logit_scale", "logits_scaling"):
+        if text.raw(key) not in (None, 1):
+            raise CheckpointError(
+                f"{text.path}: {text.prefix}{key} is {text.raw(key)!r}: this target scales its logits, which "
+                "a draft's own cannot say"
+            )
     weights = WeightFiles.open(target)
+    if biased := [name for name in weights.tensors if name.split(".")[-2:] == ["lm_head", "bias"]]:
+        raise CheckpointError(
+            f"{weights.where()}: this target's output head has a bias, {biased[0]}, which a draft's own "
+            "has not"
+        )
     tied = config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
     embeddings = _only(weights, EMBEDDINGS, shape)
     if embeddings is None:

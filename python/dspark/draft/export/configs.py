@@ -45,6 +45,8 @@ def nested(config: DraftConfig) -> dict[str, Any]:
     }
     if not config.drop_anchor_slot:
         switches["projector_type"] = "dspark"
+        is_mha = config.num_key_value_heads == config.num_attention_heads
+        switches["attention_mode"] = "mha" if is_mha else "gqa"
     return {
         "architectures": ["DFlashDraftModel" if config.drop_anchor_slot else "DSparkDraftModel"],
         **_layers(config),
@@ -94,6 +96,7 @@ def _layers(config: DraftConfig) -> dict[str, Any]:
         "attention_bias": config.attention_bias,
         "hidden_act": "silu",
         "layer_types": kinds,
+        "use_sliding_window": bool(windows),  # without it Qwen3's configuration forgets the window
         "sliding_window": windows.pop() if windows else None,
         "rope_theta": config.rope.theta,
         "rope_parameters": _rope(config.rope),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dspark.checkpoint.calibration import FILE_NAME, read_calibrations, write_calibrations
+from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.header import StoredTensor
 from dspark.checkpoint.weights import WeightFiles
 from dspark.checkpoint.write import NewTensor, copy_of, write_safetensors
@@ -43,6 +44,8 @@ def export_draft(
     _check_expressible(config, weights, form)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"{output}: exists and is not an empty directory")
+    if form == "nested" and config.num_target_layers is None:
+        config = dataclasses.replace(config, num_target_layers=_layers_of(target, weights))
     tensors, remarks = _tensors(config, weights, form, target)
     values = configs.written(config, form, target_name)
     calibrations = read_calibrations(file) if (file := source / FILE_NAME).exists() else []
@@ -70,6 +73,8 @@ def _check_expressible(config: DraftConfig, weights: WeightFiles, form: str) -> 
         rules = {"flat": (), "nested": ("sliding",), "speculators": ("anchored", "anchored, bidirectional")}
         if config.window_rule not in rules[form]:
             raise refuse(f"its sliding layers ({config.window_rule}) mean something else there")
+    if form == "nested" and config.drop_anchor_slot and (config.markov_rank or config.enable_confidence_head):
+        raise refuse("it drops the anchor's slot, and without that slot the format has no heads")
     if form == "flat":
         if config.drop_anchor_slot:
             raise refuse("it drops the anchor's slot, and the format is anchor-first")
@@ -80,6 +85,16 @@ def _check_expressible(config: DraftConfig, weights: WeightFiles, form: str) -> 
                 f"a tap is {config.target_hidden_size} wide and the draft {config.hidden_size}, which must "
                 "be equal"
             )
+
+
+def _layers_of(target: Path | None, weights: WeightFiles) -> int:
+    if target is None:
+        raise ConfigError(
+            f"{weights.directory}: the nested format says how many layers the target has, and this draft "
+            "does not; name the target"
+        )
+    config = ConfigFile.read(target / "config.json")
+    return (config.inside("text_config") or config).integer("num_hidden_layers")
 
 
 def _renames(config: DraftConfig, weights: WeightFiles) -> bool:

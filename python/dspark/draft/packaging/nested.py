@@ -22,7 +22,9 @@ from dspark.draft.packaging.speculators import is_speculators
 from dspark.draft.packaging.switches import Switches
 from dspark.errors import CheckpointError
 
-ARCHITECTURES = (DSPARK_ARCHITECTURE, DFLASH_ARCHITECTURE)
+FLAT_ARCHITECTURE = "Qwen3DSparkModel"
+"""What SpecForge's export for SGLang is called, which keeps its `dflash_config`."""
+ARCHITECTURES = (DSPARK_ARCHITECTURE, DFLASH_ARCHITECTURE, FLAT_ARCHITECTURE)
 DEFAULTS = HeadDefaults(
     markov_head_type="vanilla", enable_confidence_head=False, confidence_head_with_markov=False
 )
@@ -32,10 +34,11 @@ def recognise(config: ConfigFile, weights: WeightFiles) -> bool:
     """Named so, or without a name: `dflash_config` that speaks of DSpark's heads or projector."""
     if is_speculators(config) or is_plain_dflash(config, Switches(config)):
         return False
+    has_block = config.raw("dflash_config") is not None
     seen = config.architectures()
-    if seen:
-        return all(name in ARCHITECTURES for name in seen)
-    return config.raw("dflash_config") is not None
+    if FLAT_ARCHITECTURE in seen and not has_block:
+        return False
+    return all(name in ARCHITECTURES for name in seen) if seen else has_block
 
 
 def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:

@@ -17,6 +17,7 @@ KNOWN_ARCHITECTURES = (
     "DFlashSpeculator",
 )
 ATTENTION_MODES = ("gqa", "mha")
+PROJECTORS = ("dflash", "dspark")
 
 
 def refuse_unsupported(config: ConfigFile, weights: WeightFiles) -> None:
@@ -39,6 +40,11 @@ def refuse_unsupported(config: ConfigFile, weights: WeightFiles) -> None:
     for mode in modes if isinstance(modes, list) else [modes]:
         if mode not in ATTENTION_MODES:
             raise refuse(f"attention_mode is {mode!r}; supported are {', '.join(ATTENTION_MODES)}")
+    projector = switches.text("projector_type")
+    if projector not in (None, *PROJECTORS):
+        raise refuse(f"projector_type is {projector!r}; supported are {', '.join(PROJECTORS)}")
+    if switches.flag("shift_label"):
+        raise refuse("shift_label is true; slots that predict the token behind the next are not supported")
     for part in parts:
         activation = part.text("hidden_act", "silu")
         if activation != "silu":

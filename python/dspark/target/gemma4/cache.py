@@ -33,17 +33,19 @@ class SlidingStore(KVStore):
         self.forgotten = 0
 
     def make_room(self, rows: int) -> None:
-        """Before a pass of `rows` rows: forgets what no later row sees, where that saves growing.
+        """Before a pass of `rows` rows: forgets what no later row sees, where that saves growing, and grows
+        for a pass that is wider than what is left.
 
         The next row sees itself and `window - 1` rows before it. They move only once as many rows lie in
         front of them, so that a row is copied about once for each window that passes.
         """
         seen = self.window - 1
-        if self.length + rows <= self.capacity or self.length < 2 * seen or self.length == seen:
-            return
-        self.data[:, :, :seen] = self.data[:, :, self.length - seen : self.length]
-        self.forgotten += self.length - seen
-        self.length = seen
+        if self.length + rows > self.capacity and self.length >= 2 * seen and self.length > seen:
+            self.data[:, :, :seen] = self.data[:, :, self.length - seen : self.length]
+            self.forgotten += self.length - seen
+            self.length = seen
+        if self.reserved and self.length + rows > self.capacity:
+            self._resize(self.length + rows)
 
     def fork(self, length: int, room: int = 0) -> Self | None:
         """See `KVStore.fork`; None too where a row behind `length` positions would see forgotten ones."""
@@ -53,9 +55,11 @@ class SlidingStore(KVStore):
         return super().fork(rows, room)
 
     def _rows_for(self, positions: int) -> int:
-        """Two windows and what is to come: then `make_room` always finds enough to forget."""
+        """Two windows and what is to come, up to a third window: then `make_room` finds enough to forget, but
+        for a pass wider than that."""
+        seen = self.window - 1
         to_come = positions - self.forgotten - self.length
-        return to_come + min(self.length, 2 * (self.window - 1))
+        return min(to_come, max(seen, 1)) + min(self.length, 2 * seen)
 
 
 class Gemma4Cache:

@@ -145,6 +145,9 @@ def _linear_layers(config: ConfigFile, layers: int) -> tuple[bool, ...]:
     kinds = config.raw("layer_types")
     if kinds is None:
         interval = config.optional_integer("full_attention_interval") or DEFAULT_INTERVAL
+        if layers < interval:
+            expected = f"at least {interval}, every {interval}th layer being one of full attention"
+            raise config.wrong("num_hidden_layers", expected, layers)
         return tuple((layer + 1) % interval != 0 for layer in range(layers))
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise config.wrong("layer_types", f"a list of {layers} entries, one for each layer", kinds)
