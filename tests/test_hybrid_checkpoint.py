@@ -173,6 +173,12 @@ REFUSED: dict[str, tuple[Change, str]] = {
         ),
         r"model.layers.0.linear_attn.dt_bias has the wrong shape, expected \[6\], found \[5\]",
     ),
+    "no layer of full attention": (
+        lambda config, _: config.get("text_config", config).update(
+            {"layer_types": None, "full_attention_interval": 8}
+        ),
+        "num_hidden_layers must be at least 8, every 8th layer being one of full attention, found 4",
+    ),
     "another dtype": (
         lambda _, tensors: tensors.update(
             {"model.layers.1.linear_attn.A_log": torch.ones(6, dtype=torch.int64)}
