@@ -15,7 +15,7 @@ from cuda_host import Library, compiled_kernels, stand_in
 from dspark import _core
 from dspark.attention import AttentionKernel, CachedAttention, KVStore, attention_kernel, cached
 from dspark.errors import KernelError
-from dspark.kernels import Choice, look
+from dspark.kernels import Choice, choose
 
 CPU = torch.device("cpu")
 LAYERS, KEY_HEADS, QUERY_HEADS = 2, 2, 6
@@ -65,7 +65,7 @@ def attended(
 @torch.inference_mode()
 def test_a_pass_equals_torchs(driver: Library, dtype: torch.dtype, size: int, how: tuple[Any, ...]) -> None:
     requests = [(0, 3), (5, 1), (330, 7), (64, 8)]  # the third is split where its keys are not bounded
-    kernel = attention_kernel(look(CPU), dtype, [size])
+    kernel = attention_kernel(choose(CPU), dtype, [size])
     assert kernel.kernels is not None and kernel.how.startswith("kernel: ")
     torch.manual_seed(1)
     wide = (0.4 * torch.randn(19, QUERY_HEADS + 2 * KEY_HEADS + 3, size)).to(dtype)
@@ -96,7 +96,7 @@ def test_more_shared_memory_is_asked_for_once(
     (tmp_path / "kernels").symlink_to(compiled_kernels())  # a choice of its own
     monkeypatch.setenv("DSPARK_KERNEL_CACHE", str(tmp_path / "kernels"))
     wide, narrow = (torch.randn(10, QUERY_HEADS + 2 * KEY_HEADS, size) for size in (256, 16))
-    kernel = attention_kernel(look(CPU), torch.float32, [16, 256])
+    kernel = attention_kernel(choose(CPU), torch.float32, [16, 256])
     how = ([None, None], True)
     for heads, asked in ((narrow, 0), (wide, 1), (wide, 1), (narrow, 1)):
         attended(kernel, [(5, 7), (3, 3)], heads, how)
@@ -104,14 +104,14 @@ def test_more_shared_memory_is_asked_for_once(
     monkeypatch.setenv("DSPARK_STANDIN_FAIL", "cuFuncSetAttribute:1:1")
     (tmp_path / "again").symlink_to(compiled_kernels())
     monkeypatch.setenv("DSPARK_KERNEL_CACHE", str(tmp_path / "again"))
-    kernel = attention_kernel(look(CPU), torch.float32, [256])
+    kernel = attention_kernel(choose(CPU), torch.float32, [256])
     with pytest.raises(KernelError, match="attend_f32_d256 shared memory: cuFuncSetAttribute answered"):
         attended(kernel, [(5, 7), (3, 3)], wide, how)
 
 
 @torch.inference_mode()
 def test_what_the_kernel_does_not_do_is_torchs(driver: Library) -> None:
-    kernel = attention_kernel(look(CPU), torch.float32, [64])
+    kernel = attention_kernel(choose(CPU), torch.float32, [64])
     heads = torch.randn(20, QUERY_HEADS + 2 * KEY_HEADS, 64)
     how = ([None, None], True)
     before = driver.launches("attend_f32_d64")
@@ -127,15 +127,15 @@ def test_what_the_kernel_does_not_do_is_torchs(driver: Library) -> None:
 
 def test_why_there_is_none(driver: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     assert attention_kernel(Choice(None, "reasons"), torch.float32, [64]).how == "torch: reasons"
-    how = attention_kernel(look(CPU), torch.float64, [64]).how
+    how = attention_kernel(choose(CPU), torch.float64, [64]).how
     assert how == "torch: there is no kernel for float64 heads of 64"
-    how = attention_kernel(look(CPU), torch.float32, [512, 48]).how
+    how = attention_kernel(choose(CPU), torch.float32, [512, 48]).how
     assert how == "torch: there is no kernel for float32 heads of 48 and 512"
-    assert attention_kernel(look(CPU), torch.bfloat16, [512, 256]).how == "kernel: bfloat16 heads of 256"
+    assert attention_kernel(choose(CPU), torch.bfloat16, [512, 256]).how == "kernel: bfloat16 heads of 256"
 
 
 def test_what_a_pass_must_not_be(driver: Library) -> None:
-    kernels = look(CPU).kernels
+    kernels = choose(CPU).kernels
     assert kernels is not None
     space = torch.zeros(4096)
     place = space.data_ptr()

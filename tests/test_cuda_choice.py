@@ -12,7 +12,7 @@ import torch
 from cuda_host import Library, build, compiled_kernels, library, stand_in
 from dspark import DSparkDecoder, SamplingParams, _core
 from dspark.errors import KernelError
-from dspark.kernels import KernelWarning, find_nvrtc, look, prepare, stream
+from dspark.kernels import KernelWarning, choose, find_nvrtc, prepare, stream
 
 CPU = torch.device("cpu")
 NOTHING = Path("/nowhere/libcuda.so.1")
@@ -32,11 +32,11 @@ def fake_nvrtc() -> Path:
 def reason(match: str) -> str:
     """Why the CPU has no kernels, said in one warning; a second look is silent."""
     with pytest.warns(KernelWarning, match=match) as said:
-        assert look(CPU).kernels is None
+        assert choose(CPU).kernels is None
     assert len(said) == 1 and "torch's operations are used" in str(said[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = look(CPU).reason
+        found = choose(CPU).reason
     assert found is not None and found in str(said[0].message)
     return found
 
@@ -44,14 +44,14 @@ def reason(match: str) -> str:
 def test_a_cpu_has_none_and_nothing_is_said() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert look(CPU).kernels is None
-        assert look(CPU).reason == "the device is cpu"
+        assert choose(CPU).kernels is None
+        assert choose(CPU).reason == "the device is cpu"
     assert stream(CPU) == 0
 
 
 def test_a_stand_in_for_the_driver_is_a_device(driver: Library) -> None:
-    kernels = look(CPU).kernels
-    assert kernels is not None and look(CPU).kernels is kernels
+    kernels = choose(CPU).kernels
+    assert kernels is not None and choose(CPU).kernels is kernels
     assert (kernels.architecture, kernels.name) == ("sm_90a", "stand-in on the host")
     before = driver.launches("probe")
     out = torch.zeros(192, dtype=torch.int64)
@@ -63,7 +63,7 @@ def test_kernels_can_be_switched_off(driver: Library, monkeypatch: pytest.Monkey
     monkeypatch.setenv("DSPARK_KERNELS", "off")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert look(CPU).kernels is None and look(CPU).reason == "DSPARK_KERNELS is off"
+        assert choose(CPU).kernels is None and choose(CPU).reason == "DSPARK_KERNELS is off"
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def test_torchs_operations_are_not_promised_where_they_fail_too(
         warnings.simplefilter("error")
         patch.setattr(torch, "zeros", lambda *size, **options: zeros(*size, **options).as_subclass(Lost))
         with pytest.raises(KernelError, match=r"nor torch's operations work on cpu .*illegal memory access"):
-            look(CPU)
-    assert look(CPU).kernels is not None  # nothing was kept
+            choose(CPU)
+    assert choose(CPU).kernels is not None  # nothing was kept
 
 
 def test_what_the_emulation_says_of_a_launch_reaches_the_user(driver: Library) -> None:

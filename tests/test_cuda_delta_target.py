@@ -16,7 +16,7 @@ from conftest import DATA
 from cuda_host import Library, compiled_kernels, stand_in
 from dspark import DSparkDecoder, SamplingParams
 from dspark.errors import CapacityError, KernelError
-from dspark.kernels import look
+from dspark.kernels import choose
 from dspark.target import Target, load_target
 from dspark.target.hybrid.cache import HybridCache
 from hybrid_zoo import VOCAB, write_hybrid
@@ -39,7 +39,7 @@ def pair(driver: Library, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tar
     """The same random float32 target by kernel and by torch."""
     path = write_hybrid(tmp_path_factory.mktemp("hybrid"))
     ours, torchs = (load_target(path, dtype=torch.float32) for _ in range(2))
-    assert ours.use_kernels(look(CPU))["recurrence"] == "kernel: heads of 8 and 12"
+    assert ours.use_kernels(choose(CPU))["recurrence"] == "kernel: heads of 8 and 12"
     return ours, torchs
 
 
@@ -101,7 +101,7 @@ def test_a_fork_goes_on_alone(pair: tuple[Target, Target]) -> None:
 @torch.inference_mode()
 def test_two_rounds_of_golden_numbers(driver: Library) -> None:
     golden, target = load_file(DRAFT / "golden" / "golden.safetensors"), load_target(TARGET)
-    assert target.use_kernels(look(CPU))["recurrence"].startswith("kernel")
+    assert target.use_kernels(choose(CPU))["recurrence"].startswith("kernel")
     cache = target.new_cache()
     ids = golden["prompt_ids"].long()
     logits, _ = target(ids, [(cache, len(ids))])
@@ -136,7 +136,7 @@ def test_what_the_kernels_do_not_serve_stays_with_torch(
 ) -> None:
     path = write_hybrid(tmp_path, **changes)
     ours, torchs = (load_target(path, dtype=dtype) for _ in range(2))
-    assert ours.use_kernels(look(CPU))["recurrence"].startswith(reason)
+    assert ours.use_kernels(choose(CPU))["recurrence"].startswith(reason)
     first, second = (batch(target, [target.new_cache()], [6], [6], 0) for target in (ours, torchs))
     assert (first - second).abs().max() < SAME * second.abs().max()
 

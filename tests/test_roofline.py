@@ -66,7 +66,7 @@ def test_a_case_that_fails_is_reported_and_loses_no_other(
         ("four", "never reached", lambda: (0.0, 0.0)),
     ]
     left = [True, True, False]
-    monkeypatch.setattr(kernels, "look", lambda device: Choice(object()))
+    monkeypatch.setattr(kernels, "choose", lambda device: Choice(object()))
     monkeypatch.setattr(kernels, "cases", lambda choice, device: iter(made))
     monkeypatch.setattr(kernels, "works", lambda device: left.pop(0) if left else False)
     for json_wanted in (True, False):

@@ -102,8 +102,8 @@ class DSparkDecoder:
             acceptance: "rejection", "block" or "coupled".
             max_batch_size: requests that run at once.
             max_model_len: the context window, in tokens.
-            max_kv_tokens: positions in the caches of running requests and kept prefixes. Refused is only what
-                would not fit alone; under pressure the youngest request gives up its caches for a while.
+            max_kv_tokens: positions in the caches of running requests and kept prefixes. A request is refused
+                only if it would not fit by itself; under pressure the youngest gives up its caches for a while.
                 By default 131,072 or two windows, but not more than a quarter of the free memory holds (half
                 of a GPU's), and at least one window; `info()` has the number and `kv_bytes_per_token`.
             prefill_chunk_size: prompt tokens that one pass runs before the others go on.
@@ -248,7 +248,7 @@ class DSparkDecoder:
         """What the engine does now and what it has done since its start; cheap enough for every second.
 
         Requests now: `queued` (those wait, also the ones that gave up their caches for others), `running`
-        (of these `prefilling`: the prompt is not through). None of both: nothing is left to do.
+        (of these `prefilling`: the prompt is not through). Both 0: nothing is left to do.
         Requests so far: `finished` (however they ended), `refused` (no room in the queue, or too large for
         the cache; each attempt of a list that waits counts), `preemptions` (one gave up its caches).
         Pages of 16 positions: `pages` with `total`, `used`, and of these `kept` (prefixes of finished
@@ -342,9 +342,9 @@ class DSparkDecoder:
     def _most(self, prompt: Sequence[int], room: int) -> int:
         """Tokens of a request that asks for as many as there is room for: in the window, and in caches that
         are smaller. One whose prompt alone fills these is left to be refused."""
-        if self._options.max_kv_tokens is None or room == 0:  # the default holds a window
-            return room
-        return max(1, min(room, self._options.max_kv_tokens // PAGE * PAGE - len(prompt)))
+        if room == 0:
+            return 0
+        return max(1, min(room, self._options.kv_tokens(self._models) // PAGE * PAGE - len(prompt)))
 
 
 _DEFAULT = SamplingParams()

@@ -33,9 +33,8 @@ class Visible:
         """Visibility of rows start .. stop - 1 alone; its `total` drops the keys behind them."""
         total = self.total - self.rows + stop if self.causal else self.total
         window = self.window
-        if (
-            self.anchored and window is not None
-        ):  # counted from this piece's first row, it reaches farther back
+        # An anchored window counts from this piece's first row, so it reaches farther back.
+        if self.anchored and window is not None:
             window += (total - (stop - start)) - (self.total - self.rows)
         return Visible(stop - start, total, self.causal, window, self.anchored)
 

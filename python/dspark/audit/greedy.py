@@ -27,9 +27,8 @@ def check_greedy(
             row = reference.next_row(text)
             best, second = row.topk(2).values.tolist()
             bound = reference.bound(row)
-            expected = int(
-                row.argmax()
-            )  # of equal logits torch does not promise the first, the margin is 0 then
+            # The margin is 0 on a tie: torch does not promise the first of equal logits.
+            expected = int(row.argmax())
             if token != expected and (margin := float(row[expected] - row[token])) > 0:
                 differences.append(Difference(number, position, token, expected, margin, bound))
             gaps.append(best - second)

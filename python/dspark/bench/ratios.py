@@ -27,9 +27,9 @@ def ratio_over_best(
 ) -> Ratio:
     """The speed of a mode over that of the better of others.
 
-    Entry t is the speed in turn t. In a turn all modes have the same
-    prompts and the same neighbours on the machine, so the ratio is taken in each turn; its median over the
-    turns is compared between the others, and the smaller counts. The interval is the percentile bootstrap
+    Entry t is the speed in turn t. In a turn all modes have the same prompts and the same neighbours on the
+    machine, so the ratio is taken in each turn; its median over the turns is compared between the others,
+    and the smaller counts. The interval is the percentile bootstrap
     over turns, whole turns drawn with replacement and "the better one" found anew in every resample. Medians
     of a few are coarse: with lognormal noise the interval covers the truth in 94 to 95 of 100 cases with 5 or
     9 turns, in 92 with 15, but in 87 with 7 and in 72 with 3.

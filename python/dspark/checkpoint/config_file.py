@@ -160,8 +160,7 @@ class ConfigFile:
             if found is not None and found[1] != value:
                 raise CheckpointError(
                     f"{self.path}: {self.prefix}{found[0]} is {found[1]!r} but {self.prefix}{name} is "
-                    f"{value!r}; "
-                    "they must be equal"
+                    f"{value!r}; they must be equal"
                 )
             found = found or (name, value)
         return None if found is None else found[1]

@@ -59,8 +59,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
 
     Raises:
         CheckpointError: the file is missing, is not safetensors, or is shorter or longer than its header
-            says; a
-            tensor is listed twice, lies over another, or has not the bytes of its dtype and shape.
+            says; a tensor is listed twice, lies over another, or has not the bytes of its dtype and shape.
     """
     try:
         size = file.stat().st_size
@@ -114,8 +113,7 @@ def _stored(file: Path, name: str, entry: Any, begin: int) -> StoredTensor:
     if bits is not None and (stop - start) * 8 != math.prod(shape) * bits:
         raise CheckpointError(
             f"{file}: damaged, tensor {name} has {stop - start} bytes, but its dtype {dtype} and shape "
-            f"{shape} need "
-            f"{math.prod(shape) * bits // 8}"
+            f"{shape} need {math.prod(shape) * bits // 8}"
         )
     if start > stop:
         raise CheckpointError(f"{file}: damaged, tensor {name} ends before it begins")

@@ -77,8 +77,7 @@ class ParameterReader:
         progress: Progress | None = None,
     ) -> None:
         """`names` maps each parameter's name to its tensor's. Everything is checked before anything is read,
-        and
-        nothing is left uninitialised: a parameter without an entry must have been filled already.
+        and nothing is left uninitialised: a parameter without an entry must have been filled already.
 
         Raises:
             CheckpointError: names the tensor, what was expected and what was found.

@@ -93,8 +93,7 @@ def _place_vocabulary(model: DSparkDraftModel, reader: ParameterReader, tokens: 
         if not (model.config.reduced or model.config.own_head):
             raise CheckpointError(
                 f"{model.config.packaging} draft: {OFFSETS} permutes the whole vocabulary, but the output "
-                "head is "
-                "the target's"
+                "head is the target's"
             )
     if model.config.reduced:
         model.target_ids = torch.from_numpy(tokens[order]).to(model.device)

@@ -35,8 +35,7 @@ def read_draft_vocab_size(config: ConfigFile, weights: WeightFiles, vocab_size: 
         if size < vocab_size:
             raise CheckpointError(
                 f"{weights.where()}: draft_vocab_size is {size} of {vocab_size}, but the map {OFFSETS} "
-                "from the "
-                "draft's tokens to the target's is missing"
+                "from the draft's tokens to the target's is missing"
             )
         return size
     if said is None and len(stored.shape) == 1:
@@ -44,8 +43,7 @@ def read_draft_vocab_size(config: ConfigFile, weights: WeightFiles, vocab_size: 
     if stored.shape != (size,) or stored.dtype not in DTYPES:
         raise CheckpointError(
             f"{stored.file}: tensor {OFFSETS} has shape {list(stored.shape)} and dtype {stored.dtype}, "
-            "expected "
-            f"{[size]} and one of {', '.join(DTYPES)}"
+            f"expected {[size]} and one of {', '.join(DTYPES)}"
         )
     read_target_ids(stored, vocab_size)
     return size

@@ -8,7 +8,7 @@ from dspark.kernels.choice import (
     ROLES,
     Choice,
     KernelWarning,
-    look,
+    choose,
     prepare,
     stream,
 )
@@ -18,9 +18,9 @@ __all__ = [
     "ROLES",
     "Choice",
     "KernelWarning",
+    "choose",
     "find_nvrtc",
     "kernel_cache",
-    "look",
     "prepare",
     "stream",
 ]

@@ -40,7 +40,7 @@ _made: dict[tuple[str | None, ...], Choice] = {}
 _guard = Lock()
 
 
-def look(device: torch.device) -> Choice:
+def choose(device: torch.device) -> Choice:
     """The choice for `device`, made once and kept.
 
     A GPU has kernels unless `$DSPARK_KERNELS` is "off" or something fails, which is one `KernelWarning`;

@@ -17,7 +17,7 @@ from dspark.attention.workers import parallel_region
 from dspark.checkpoint.calibration import FILE_NAME, Entry
 from dspark.draft import DSparkDraftModel, load_draft
 from dspark.errors import CheckpointError, ConfigError, RequestError, shown
-from dspark.kernels import ROLES, Choice, look
+from dspark.kernels import ROLES, Choice, choose
 from dspark.kernels.sampler import Sampler, sampling_role
 from dspark.pretrained import resolve
 from dspark.sampling import SamplingParams
@@ -86,7 +86,7 @@ class Models:
                 block_size=block_size,
                 progress=progress,
             )
-        choice = look(where)
+        choice = choose(where)
         roles = _give_kernels(model, choice) | {
             f"draft {role}": how for role, how in _give_kernels(draft_model, choice).items()
         }

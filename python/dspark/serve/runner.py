@@ -192,8 +192,8 @@ class Runner:
             self._verified_taps = None
 
     def _wait(self) -> None:
-        """Until a GPU has done what it was asked: calls return before, and the engine, which times them,
-        would take draft passes for free and chains for dear. Target passes end with a decision."""
+        """Until a GPU has done what it was asked. Calls return before that, and the engine, which times them,
+        would charge a draft pass to the chain behind it. Target passes end with a decision."""
         if self.target.device.type == "cuda":
             torch.cuda.current_stream(self.target.device).synchronize()
 

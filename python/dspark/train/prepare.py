@@ -41,7 +41,7 @@ from dspark.train.world import World, join
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class Preflight:
     """What is known before anything is generated, and found to be right."""
 
     path: Path
@@ -51,7 +51,7 @@ class Looked:
     state: dict[str, Any] | None
 
 
-def look(settings: Settings, world: World) -> Looked:
+def preflight(settings: Settings, world: World) -> Preflight:
     """All that can be refused without a model.
 
     Raises:
@@ -62,17 +62,17 @@ def look(settings: Settings, world: World) -> Looked:
     has_tokenizer = (path / "tokenizer.json").exists()
     tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
     sizes = check_first(settings, path, tokenizer, world.size, state)
-    return Looked(path, tokenizer, sizes, identity(path), state)
+    return Preflight(path, tokenizer, sizes, identity(path), state)
 
 
-def generate_checked(settings: Settings, looked: Looked, world: World, say: Say) -> list[Path]:
+def generate_checked(settings: Settings, checked: Preflight, world: World, say: Say) -> list[Path]:
     """Generates what is missing, for a target that a draft can be trained for: every process its share.
     Returns the directories that hold what was asked for, once all of it is there."""
     left_out = LeftOut()
     if not is_generated(settings, world):
         # Not kept: the engine loads a copy of its own.
         check_head(
-            load_target(looked.path, device=world.device, dtype=parse_dtype(settings.dtype)), looked.path
+            load_target(checked.path, device=world.device, dtype=parse_dtype(settings.dtype)), checked.path
         )
         left_out = generate(settings, world, say)
     if given_up := left_out.of_all(world).said():  # waits for all processes
@@ -83,7 +83,7 @@ def generate_checked(settings: Settings, looked: Looked, world: World, say: Say)
 def generate_only(settings: Settings, say: Say) -> list[Path]:
     """Generates what is missing, and refuses before that what training would; see `generate_checked`."""
     with at_work(settings, say) as (world, talk):
-        return generate_checked(settings, look(settings, world), world, talk)
+        return generate_checked(settings, preflight(settings, world), world, talk)
 
 
 @contextmanager
@@ -113,7 +113,7 @@ class Prepared:
     """Everything before the first step."""
 
     world: World
-    looked: Looked
+    checked: Preflight
     target: Target
     draft: DSparkDraftModel
     trained: list[Conversation]
@@ -128,15 +128,15 @@ def prepare(settings: Settings, world: World, say: Say) -> Prepared:
     Raises:
         DSparkError: settings, data or a checkpoint are not usable, in one sentence.
     """
-    looked = look(settings, world)
-    state, path, tokenizer = looked.state, looked.path, looked.tokenizer
-    generated = generate_checked(settings, looked, world, say)
-    trained, held_out = gather(settings, generated, tokenizer, looked.sizes, say)
+    checked = preflight(settings, world)
+    state, path, tokenizer = checked.state, checked.path, checked.tokenizer
+    generated = generate_checked(settings, checked, world, say)
+    trained, held_out = gather(settings, generated, tokenizer, checked.sizes, say)
     target = load_target(path, device=world.device, dtype=parse_dtype(settings.dtype))
     check_head(target, path)
     draft = _draft(settings, path, target, tokenizer, trained, state).to(world.device)
     run = {
-        "curve": settings.curve(looked.target_content),
+        "curve": settings.curve(checked.target_content),
         "data": fingerprint([one.key() for one in trained]),
         "target_ids": None if draft.target_ids is None else draft.target_ids.tolist(),
         "mask_token_id": draft.config.mask_token_id,
@@ -148,7 +148,7 @@ def prepare(settings: Settings, world: World, say: Say) -> Prepared:
             f"{settings.output}: the processes found different settings, conversations or checkpoints: the "
             "run's directory and data must be on a disk that all machines share, and the commands the same"
         )
-    return Prepared(world, looked, target, draft, trained, held_out, state, run)
+    return Prepared(world, checked, target, draft, trained, held_out, state, run)
 
 
 def _draft(
@@ -190,7 +190,7 @@ def teacher_of(ready: Prepared) -> Teacher:
     config, target, head = ready.draft.config, ready.target, None
     if target.dtype.itemsize < 4:
         shape = (config.vocab_size, config.target_hidden_size)
-        head = embeddings_and_head(ready.looked.path, shape, None)[1].to(ready.world.device)
+        head = embeddings_and_head(ready.checked.path, shape, None)[1].to(ready.world.device)
     return Teacher(target, config.target_layer_ids, head)
 
 
@@ -201,7 +201,7 @@ def states_of(settings: Settings, ready: Prepared, say: Say) -> StateSource:
     if directory is None:
         return teacher
     said = {
-        **named(settings.target, ready.looked.target_content),
+        **named(settings.target, ready.checked.target_content),
         "taps": list(config.target_layer_ids),
         "dtype": str(ready.target.dtype),
         "normalisers": "float32",

@@ -53,7 +53,7 @@ pub struct EngineConfig {
     pub block_size: usize,
     /// Candidates of the Markov chain; `None` for the whole vocabulary.
     pub markov_candidates: Option<usize>,
-    /// Calibrations of the confidence head, each with the temperature that it was fitted at; `None` serves every
+    /// Calibrations of the confidence head, each with the sampling it was fitted under; `None` serves every
     /// request ([`fitting`](crate::calibration::fitting)).
     pub calibrations: Vec<(Option<Regime>, Calibration)>,
     /// Requests that run at once.

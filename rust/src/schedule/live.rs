@@ -31,8 +31,8 @@ pub struct RoundTime {
     pub total: f64,
 }
 
-/// Rounds without a draft that the mean of their feeds goes back, about: they come in bursts, as rows have waited for
-/// hundreds of rounds, so nothing is clipped.
+/// Roughly how many rounds without a draft the running mean of their feeds goes back over. Feeds come in bursts, as rows
+/// have waited for hundreds of rounds, so nothing is clipped.
 const FEED_MEMORY: f64 = 512.0;
 /// Rounds from one refit to the next.
 const REFIT: u32 = 8;

@@ -116,8 +116,7 @@ def _tensors(
             if name not in theirs:
                 raise ConfigError(
                     f"{weights.where()}: the flat format needs {name}, which this draft takes from its "
-                    "target; "
-                    "name the target"
+                    "target; name the target"
                 )
             parts[name] = theirs[name]
             remarks.append(f"{name} is the target's")
