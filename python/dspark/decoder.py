@@ -103,7 +103,7 @@ class DSparkDecoder:
             max_batch_size: requests that run at once.
             max_model_len: the context window, in tokens.
             max_kv_tokens: positions in the caches of running requests and kept prefixes. A request is refused
-                only if it would not fit by itself; under pressure the youngest gives up its caches for a while.
+                only if it would not fit by itself; under pressure the youngest gives up its caches meanwhile.
                 By default 131,072 or two windows, but not more than a quarter of the free memory holds (half
                 of a GPU's), and at least one window; `info()` has the number and `kv_bytes_per_token`.
             prefill_chunk_size: prompt tokens that one pass runs before the others go on.
