@@ -268,6 +268,7 @@ class DSparkDecoder:
         Latencies of the last minute or two, in seconds: `{"p50", "p90", "p99"}`, `None` where there was none:
         `time_to_first_token_s` from the call, `inter_token_s` (a round's gap divided by its tokens).
         """
+        self._engine.check_process()
         return dict(self._engine.core.stats())
 
     def close(self) -> None:
@@ -303,7 +304,7 @@ class DSparkDecoder:
             return self._submissions(prompt, params)
         except DSparkError as error:
             bad = Submission((), _DEFAULT, 0, 0, 0, (), None, self._models.speculation)
-            return [bad.failed(error)] * _samples(params)
+            return [replace(bad, sample=i).failed(error) for i in range(_samples(params))]
 
     def _submissions(self, prompt: Any, params: SamplingParams | None) -> list[Submission]:
         first = self._submission(prompt, params)

@@ -23,6 +23,7 @@ pub mod product;
 pub mod rows;
 pub mod schedule;
 pub mod stop;
+mod threads;
 
 #[cfg(feature = "python")]
 mod python;

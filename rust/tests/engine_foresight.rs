@@ -32,7 +32,7 @@ fn first_round(rule: Rule, temperatures: [f64; 2]) -> [(usize, usize); 2] {
         inbox
     });
     // Until the first blocks, which are verified whatever a plan says, are over.
-    (0..40).for_each(|_| _ = engine.step());
+    (0..40).for_each(|_| engine.step());
     let before = inboxes.each_ref().map(|inbox| inbox.tokens().len());
     queue.set_policy(throughput(&[(2, 1.0), (3, 1.6), (10, 1.6)]));
     while !inboxes.iter().all(Inbox::is_over) {

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from dspark import _core
-from dspark.errors import CapacityError
+from dspark.errors import CapacityError, ConfigError
 from dspark.serve.models import Models
 
 
@@ -25,7 +25,8 @@ class EngineThread:
     """
 
     def __init__(self, make: Callable[[], tuple[Models, _core.Engine]]) -> None:
-        self._process = os.getpid()
+        self._process = _claim()
+        self._closed = False
         loaded: Future[tuple[Models, _core.Engine]] = Future()
         self._thread = threading.Thread(target=_serve, args=(make, loaded), name="dspark-engine", daemon=True)
         self._thread.start()
@@ -35,11 +36,9 @@ class EngineThread:
             # Ctrl-C while models load: they must not be served to nobody once they are there.
             loaded.add_done_callback(_abandon)
             raise
-        # The hook must not keep the models of a decoder alive that was dropped without `close`.
-        finalizer = weakref.finalize(self, _stop, self.core, self._thread, self._process)
-        finalizer.atexit = False
-        self._finalizer = finalizer
-        atexit.register(finalizer)
+        # A decoder that is dropped without `close`. This runs wherever a collection finds it, on threads that
+        # the engine waits for too: so it does not wait for the engine.
+        weakref.finalize(self, _end, self.core, self._process).atexit = False
 
     @property
     def state(self) -> Literal["running", "closed", "failed", "forked"]:
@@ -47,23 +46,40 @@ class EngineThread:
         a process that was forked off afterwards, where the loop is not."""
         if os.getpid() != self._process:
             return "forked"
-        if not self._finalizer.alive:
+        if self._closed:
             return "closed"
         return "running" if self._thread.is_alive() else "failed"
 
     def check_process(self) -> None:
         """Raises `CapacityError` in another process than the loop's, where nothing would ever arrive."""
         if self.state == "forked":
-            raise CapacityError(
-                "the decoder was made before this process was forked: make one in each process"
-            )
+            raise CapacityError(f"the decoder was made before this process was forked: {SPAWN}")
 
     def close(self) -> None:
         """Ends the loop after its current round; requests that run or wait are aborted."""
-        self._finalizer()
-        atexit.unregister(self._finalizer)
-        # Another thread may have been first: whoever closes finds the engine at its end.
-        _join(self._thread)
+        self._closed = True
+        _end(self.core, self._process)
+        if os.getpid() == self._process:
+            # Another thread may have been first: whoever closes finds the engine at its end.
+            _join(self._thread)
+
+
+SPAWN = "threads do not come along, torch's neither, so fork before the first decoder is made, or spawn"
+
+_running: dict[threading.Thread, tuple[_core.Engine, int]] = {}
+"""The engines that run, and their processes."""
+_first_process: int | None = None
+
+
+def _claim() -> int:
+    """This process, which must be the one that made the first decoder, if there was one."""
+    global _first_process
+    process = os.getpid()
+    if _first_process is None:
+        _first_process = process
+    if _first_process != process:
+        raise ConfigError(f"a decoder was made before this process was forked: {SPAWN}")
+    return process
 
 
 def _serve(
@@ -74,10 +90,15 @@ def _serve(
     except BaseException as error:  # whoever waits for the models gets it
         loaded.set_exception(error)
         return
+    thread = threading.current_thread()
+    _running[thread] = core, os.getpid()
     loaded.set_result((models, core))
     del models, make, loaded
-    with torch.inference_mode():
-        core.run()
+    try:
+        with torch.inference_mode():
+            core.run()
+    finally:
+        del _running[thread]
 
 
 def _abandon(loaded: Future[tuple[Models, _core.Engine]]) -> None:
@@ -85,11 +106,18 @@ def _abandon(loaded: Future[tuple[Models, _core.Engine]]) -> None:
         loaded.result()[1].close()
 
 
-def _stop(core: _core.Engine, thread: threading.Thread, process: int) -> None:
-    if os.getpid() != process:  # a fork has no loop to stop, and locks as they were at the time
-        return
-    core.close()
-    _join(thread)
+def _end(core: _core.Engine, process: int) -> None:
+    if os.getpid() == process:  # a fork has no loop to end, and locks as they were at the time
+        core.close()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Before the interpreter is taken apart under an engine, also one whose `close` was interrupted."""
+    for thread, (core, process) in list(_running.items()):
+        _end(core, process)
+        if os.getpid() == process:
+            _join(thread)
 
 
 def _join(thread: threading.Thread) -> None:

@@ -85,12 +85,10 @@ class ContextFeed:
         for request, start, count in parts:
             if (waiting := self._waiting.get(request)) is None:
                 waiting = self._waiting[request] = _Waiting()
-            is_kept = is_shared or request in now
-            waiting.pieces.append(
-                (taps, start, count) if is_kept else (taps[start : start + count].clone(), 0, count)
-            )
+            own = None if is_shared or request in now else _copy([taps[start : start + count]])
+            waiting.pieces.append((taps, start, count) if own is None else (own, 0, count))
             waiting.rows += count
-            waiting.is_shared |= is_kept and count < taps.shape[0]
+            waiting.is_shared |= own is None and count < taps.shape[0]
             if waiting.rows - waiting.failed > WAITING_ROWS:
                 over.append(request)
         # Of this pass alone: what ended requests left waits for whoever is forked from them.
@@ -108,8 +106,9 @@ class ContextFeed:
         """Requests that have ended, which are those not in `running`, let go of what they share with others:
         a kept prefix may wait for its fork for long."""
         for request, waiting in self._waiting.items():
-            if waiting.is_shared and request not in running:
-                own = torch.cat(list(waiting.tensors()))
+            if request in running or not waiting.is_shared:
+                continue
+            if (own := _copy(list(waiting.tensors()))) is not None:
                 waiting.pieces, waiting.is_shared = [(own, 0, waiting.rows)], False
 
     def complete(self, requests: Sequence[int]) -> list[DraftContext]:
@@ -158,3 +157,12 @@ class ContextFeed:
         self._draft.extend(grown, pieces[0] if len(pieces) == 1 else torch.cat(pieces))
         for request in due:  # not before: a pass that fails must leave no hole
             del self._waiting[request]
+
+
+def _copy(pieces: Sequence[Tensor]) -> Tensor | None:
+    """Of all these rows; None where there is no memory for it, which is no reason to end a request."""
+    try:
+        return torch.cat(list(pieces))
+    except Exception:
+        _log.exception("waiting rows cannot be copied: they keep those of other requests in memory")
+        return None

@@ -76,6 +76,7 @@ class Submission:
             timing=Timing(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None, ()),
             error=error,
             speculation=self.speculation,
+            sample=self.sample,
         )
 
 

@@ -8,6 +8,7 @@ use crate::mutant::{self, Mutant};
 use crate::noise::RoundNoise;
 use crate::params::SamplingParams;
 use crate::rows::Rows;
+use crate::threads;
 
 /// A block, its request and its noise. Rules walk along it: the law of a row is that after the tokens that
 /// were pushed to the history so far.
@@ -60,6 +61,7 @@ impl<'a> Judged<'a, '_> {
     pub fn shared<T: Send>(&mut self, rule: impl FnOnce(&mut Self) -> T + Send) -> T {
         let is_worth_it = self.target.cols() >= LONG
             && !self.params.is_greedy()
+            && threads::are_ours()
             && rayon::current_thread_index().is_none()
             && rayon::current_num_threads() > 1;
         if is_worth_it { rayon::scope(|_| rule(self)) } else { rule(self) }

@@ -32,7 +32,7 @@ pub use stop_text::{Detokenizer, StopText};
 use crate::accept::Rule;
 use crate::calibration::{Calibration, Regime, fitting};
 use crate::params::SamplingParams;
-use crate::schedule::{Planner, Policy, Skipped};
+use crate::schedule::{Planner, Policy};
 use active::Active;
 use aside::Aside;
 use cached::Forks;
@@ -155,12 +155,16 @@ impl<M: ModelRunner> Engine<M> {
         if !self.active.is_empty() {
             self.round();
         }
+        self.publish_pages();
         self.stats.add(|stats| {
-            let (total, used, kept) = (self.pages.total(), self.pages.used(), self.prefixes.pages());
-            stats.pages = PageCounts { total, used, kept };
             stats.preempted = self.preempted.len();
             stats.round += started.elapsed();
         });
+    }
+
+    fn publish_pages(&self) {
+        let (total, used, kept) = (self.pages.total(), self.pages.used(), self.prefixes.pages());
+        self.stats.add(|stats| stats.pages = PageCounts { total, used, kept });
     }
 
     /// Ends requests that were cancelled or are past their deadline, whether they run or wait.
@@ -182,22 +186,9 @@ impl<M: ModelRunner> Engine<M> {
     /// Ends a request that never ran.
     fn end_unserved(&self, mut request: Request, reason: FinishReason, error: Option<Failure>) {
         self.stats.add(|stats| stats.finished += 1);
-        let timing = Timing {
-            queue: request.submitted.elapsed(),
-            total: request.submitted.elapsed(),
-            ..Timing::default()
-        };
-        let finish = Finish {
-            reason,
-            stop: None,
-            error,
-            rounds: Vec::new(),
-            timing,
-            bad_draft_rows: 0,
-            skipped: Skipped::default(),
-            reused: 0,
-            preemptions: 0,
-        };
+        let waited = request.submitted.elapsed();
+        let timing = Timing { queue: waited, total: waited, ..Timing::default() };
+        let finish = Finish { timing, ..Finish::unserved(reason, error) };
         request.sink.update(Update { finish: Some(finish), ..Update::default() });
     }
 
@@ -216,11 +207,12 @@ impl<M: ModelRunner> Drop for Engine<M> {
         } else {
             self.queue.close()
         }
-        let failure = || failed.then(|| Failure::Runner("the engine has failed and ended".into()));
+        let failure = || failed.then(Failure::ended);
         let reason = if failed { FinishReason::Error } else { FinishReason::Abort };
         self.admitted().for_each(|active| active.end(reason, failure()));
         self.retire();
         self.evict(usize::MAX, None);
+        self.publish_pages();
         for request in self.queue.take_if(|_| true) {
             self.end_unserved(request, reason, failure());
         }

@@ -93,6 +93,23 @@ pub struct Finish {
     pub skipped: Skipped,
 }
 
+impl Finish {
+    /// Of a request that never ran.
+    pub fn unserved(reason: FinishReason, error: Option<Failure>) -> Self {
+        Finish {
+            reason,
+            stop: None,
+            error,
+            rounds: Vec::new(),
+            timing: Timing::default(),
+            bad_draft_rows: 0,
+            skipped: Skipped::default(),
+            reused: 0,
+            preemptions: 0,
+        }
+    }
+}
+
 /// The kinds of end, named as in the public result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
@@ -126,6 +143,13 @@ pub enum Failure {
     Capacity(String),
     /// Too many wait already; later there may be room.
     QueueFull(String),
+}
+
+impl Failure {
+    /// The engine's own end.
+    pub fn ended() -> Self {
+        Failure::Runner("the engine has failed and ended".into())
+    }
 }
 
 /// What one round did for one request.

@@ -18,6 +18,7 @@ use crate::python::params::{parse_rule, sampling_params};
 use crate::python::runner::HeadTensors;
 use crate::python::tensors::Tensor;
 use crate::rows::Rows;
+use crate::threads;
 
 /// The counted noise of one round: a function of the seed, the absolute `position` of the round's anchor, and the
 /// `sample` within n. Use every (seed, position, sample) for one round only.
@@ -125,9 +126,10 @@ pub fn accept_batch(
     let is_batch = blocks.len() > 1;
     let verdicts: Vec<_> = py.detach(|| {
         let judge = |block: Block| block.judge(rule, target.rows(), draft.as_ref().map(Tensor::rows));
-        match blocks.len() {
-            0 | 1 => blocks.into_iter().map(judge).collect(),
-            _ => blocks.into_par_iter().map(judge).collect(),
+        if blocks.len() > 1 && threads::are_ours() {
+            blocks.into_par_iter().map(judge).collect()
+        } else {
+            blocks.into_iter().map(judge).collect()
         }
     });
     verdicts

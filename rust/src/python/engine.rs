@@ -20,6 +20,9 @@ use crate::python::ticket::{Delivery, Mailbox, Ticket};
 use crate::schedule::{CostTable, Policy};
 use crate::stop::{StopIds, StopStrings};
 
+/// (temperature, top_k, top_p, min_p)
+type Sampling = (f64, u32, f64, f64);
+
 /// Requests, rounds and their account over a `runner` (see `dspark.serve.runner`) and the draft's `heads` as tensors.
 /// `run` is the loop; everything else may be called from any thread.
 #[pyclass(frozen, name = "Engine", module = "dspark._core")]
@@ -52,7 +55,7 @@ impl PyEngine {
         confidence_threshold: Option<f64>,
         cost_table: Option<PyRef<'_, PyCostTable>>,
         markov_candidates: Option<usize>,
-        calibrations: Vec<(Option<(f64, u32, f64, f64)>, PyRef<'_, PyCalibration>)>,
+        calibrations: Vec<(Option<Sampling>, PyRef<'_, PyCalibration>)>,
         budget_lag: Option<usize>,
     ) -> PyResult<Self> {
         if block_size > gamma {
@@ -68,7 +71,8 @@ impl PyEngine {
                 "max_batch_size = 0 lets no request run: it must be at least 1",
             ));
         }
-        let regime = |(temperature, top_k, top_p, min_p)| Regime { temperature, top_k, top_p, min_p };
+        let regime =
+            |(temperature, top_k, top_p, min_p): Sampling| Regime { temperature, top_k, top_p, min_p };
         let calibrations: Vec<_> =
             calibrations.iter().map(|(at, fitted)| (at.map(regime), fitted.0.clone())).collect();
         for (at, calibration) in &calibrations {
@@ -169,7 +173,12 @@ impl PyEngine {
                 .and_then(|timeout| submitted.checked_add(timeout)),
             submitted,
             cancelled: cancelled.clone(),
-            sink: Box::new(Delivery { mailbox: mailbox.clone(), streams, cancelled: cancelled.clone() }),
+            sink: Box::new(Delivery {
+                mailbox: mailbox.clone(),
+                streams,
+                cancelled: cancelled.clone(),
+                is_over: false,
+            }),
         };
         self.queue.submit(request).map_err(|failure| to_py(&failure))?;
         Ok(Ticket { mailbox, cancelled })

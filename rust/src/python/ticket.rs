@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::engine::{Finish, FinishReason, Sink, StopReason, Update};
+use crate::engine::{Failure, Finish, FinishReason, Sink, StopReason, Update};
 use crate::python::errors::to_py;
 
 /// How often a waiting thread looks for Ctrl-C.
@@ -39,11 +39,24 @@ pub(super) struct Delivery {
     pub(super) streams: bool,
     /// The request's own.
     pub(super) cancelled: Arc<AtomicBool>,
+    /// Whether the end was told.
+    pub(super) is_over: bool,
+}
+
+impl Drop for Delivery {
+    /// A panic can lose a request between two lists of the engine: its client is told, and does not wait for ever.
+    fn drop(&mut self) {
+        if !self.is_over && std::thread::panicking() {
+            let finish = Finish::unserved(FinishReason::Error, Some(Failure::ended()));
+            self.update(Update { finish: Some(finish), ..Update::default() });
+        }
+    }
 }
 
 impl Sink for Delivery {
     fn update(&mut self, update: Update) {
-        let wakes = self.streams || update.finish.is_some();
+        self.is_over |= update.finish.is_some();
+        let wakes = self.streams || self.is_over;
         {
             let mut pending = self.mailbox.lock();
             match pending.as_mut() {

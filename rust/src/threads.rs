@@ -1,0 +1,9 @@
+//! Rayon's threads, which a fork leaves behind.
+
+use std::sync::OnceLock;
+
+/// Whether rayon's pool is this process's own: handing work to one of before a fork would wait for ever.
+pub(crate) fn are_ours() -> bool {
+    static FIRST: OnceLock<u32> = OnceLock::new();
+    *FIRST.get_or_init(std::process::id) == std::process::id()
+}
