@@ -139,6 +139,13 @@ class ConfigFile:
             first = int(self.number("max_window_layers", 28))
         return ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
 
+    def refuse_quantised(self) -> None:
+        """Raises `CheckpointError` where weights are said to be quantised."""
+        if self.raw("quantization_config") is not None:
+            raise CheckpointError(
+                f"{self.path}: {self.prefix}quantization_config is set; quantised weights are not supported"
+            )
+
     def agreed(
         self,
         places: Sequence[tuple[str, Any]],

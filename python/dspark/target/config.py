@@ -49,10 +49,7 @@ class TargetConfig:
         """
         architecture = _architecture(config)
         family = ARCHITECTURES[architecture]
-        if config.raw("quantization_config") is not None:
-            raise CheckpointError(
-                f"{config.path}: quantization_config is set; quantised weights are not supported"
-            )
+        config.refuse_quantised()
         activation = config.text("hidden_act", "silu")
         if activation != "silu":
             raise CheckpointError(f"{config.path}: hidden_act is {activation!r}; only 'silu' is supported")

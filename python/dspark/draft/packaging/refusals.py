@@ -28,8 +28,7 @@ def refuse_unsupported(config: ConfigFile, weights: WeightFiles) -> None:
 
     parts = [part for part in (config, config.inside(BODY)) if part is not None]
     for part in parts:
-        if part.raw("quantization_config") is not None:
-            raise refuse(f"{part.prefix}quantization_config is set; quantised weights are not supported")
+        part.refuse_quantised()
     unknown = [name for name in config.architectures() if name not in KNOWN_ARCHITECTURES]
     if unknown:
         raise refuse(

@@ -26,10 +26,7 @@ def require_causal(config: ConfigFile) -> str:
     from dspark.target.families import unsupported
 
     seen, model_type = config.architectures(), config.raw("model_type")
-    if config.raw("quantization_config") is not None:
-        raise CheckpointError(
-            f"{config.path}: quantization_config is set; quantised weights are not supported"
-        )
+    config.refuse_quantised()
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
     names = (known,) if isinstance(known, str) else tuple(known or ())
     if len(seen) != 1 or seen[0] not in names:

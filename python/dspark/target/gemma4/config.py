@@ -74,10 +74,8 @@ class Gemma4Config:
         wrapped = ARCHITECTURES[architecture]
         config = _text_config(file) if wrapped else file
         refuse_variants(config, per_layer_inputs=256 if architecture.startswith("Gemma4For") else 0)
-        if file.raw("quantization_config") is not None or config.raw("quantization_config") is not None:
-            raise CheckpointError(
-                f"{file.path}: quantization_config is set; quantised weights are not supported"
-            )
+        file.refuse_quantised()
+        config.refuse_quantised()
         kinds = read_kinds(config)
         heads = read_heads_by_kind(config, kinds)
         return cls(

@@ -120,10 +120,7 @@ class HybridConfig:
 
 
 def _refuse_unsupported(config: ConfigFile) -> None:
-    if config.raw("quantization_config") is not None:
-        raise CheckpointError(
-            f"{config.path}: {config.prefix}quantization_config is set; quantised weights are not supported"
-        )
+    config.refuse_quantised()
     if (activation := config.text("hidden_act", "silu")) != "silu":
         raise config.wrong("hidden_act", "'silu'", activation)
     if not config.flag("attn_output_gate", True):
