@@ -12,15 +12,16 @@
 #   THREADS, PROCESSES  more than one thread, or several processes (torchrun) that share hidden states and steps
 #
 # Costs in seconds of one core with AVX512-BF16: 1.4 a step (four conversations of 96 blocks of 5, three layers,
-# 12,288 tokens), 0.8 on two threads; 1.5 per 1,000 tokens of hidden states, 1.5 to 2 per 1,000 generated tokens. With
-# the defaults 2.5 M tokens: 1.3 h of generation, 1 h and 18 GB of hidden states, 2.5 h of steps on two threads.
+# 12,288 tokens), 0.85 on two threads; 1.6 per 1,000 tokens of hidden states, 2 per 1,000 tokens of answers (made-up
+# prompts included). With the defaults 3.8 M tokens: 0.8 h of generation and 0.9 h and 26 GB of hidden states with
+# PROCESSES=2, 3.7 h of steps with THREADS=2.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-python}
 RUN=${RUN:-$HOME/.cache/dspark/training/smollm2}
-STEPS=${STEPS:-11000}
-PROMPTS=${PROMPTS:-9984}
+STEPS=${STEPS:-16300}
+PROMPTS=${PROMPTS:-21952}
 read -r -a files <<<"${DATA:-}"
 
 mkdir -p "$RUN"
@@ -31,7 +32,7 @@ common=(
 if [ "$PROMPTS" -gt 0 ]; then
   common+=(
     --self-prompts "$PROMPTS" --openers scripts/openers.txt
-    --temperature 0.6 1.0 --top-p 0.95 --max-tokens 288 --batch-size 96
+    --temperature 0.6 1.0 --top-p 0.95 --max-tokens "${TOKENS:-192}" --batch-size 96
   )
 fi
 launch=("$PYTHON" -m dspark.cli)
@@ -42,7 +43,7 @@ exec nice -n "${NICE:-19}" "${launch[@]}" train "${common[@]}" \
   --layers "${LAYERS:-3}" --taps 1 8 15 21 27 --block-size 5 --decay 2 --mask-token-id 6 \
   --vocabulary "${VOCABULARY:-12288}" --markov-rank 64 --lean \
   --anchors 96 --sequences 4 --micro-batch 4 --steps "$STEPS" \
-  --learning-rate "${RATE:-1e-3}" --muon --warmup 0.02 --cooldown "${COOLDOWN:-0.2}" --early-ce 0.5 --early-share 0.09 \
+  --learning-rate "${RATE:-1e-3}" --muon --warmup 0.02 --cooldown "${COOLDOWN:-0.2}" --early-ce 0.5 --early-share 0.06 \
   --cache "${CACHE:-$RUN/states}" --cache-limit "${CACHE_GB:-34}" \
   --report-every 50 --evaluate-every 1000 --checkpoint-minutes 10 --held-out-sequences 32 \
   ${HOURS:+--stop-after "$HOURS"} ${EXTRA:-}
