@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dspark.calibrate.fit import calibrated, fit_temperatures, logits, reached_often
+from dspark.calibrate.fit import calibrated, fit_temperatures, logits, reached_often, that_hold
 from dspark.calibrate.metrics import auroc, brier, calibration_error, reliability
 from dspark.calibrate.rounds import JudgedRounds, halves, judged_rounds
 from dspark.calibrate.run import fit_regime
@@ -61,6 +61,12 @@ def test_without_data_there_is_no_score():
 def test_temperatures_are_recovered_position_by_position():
     factors = [2.0, 0.5, 1.0, 3.0]
     assert fit_temperatures(synthetic(factors), 4) == pytest.approx(factors, rel=0.25)
+
+
+def test_only_temperatures_that_help_elsewhere_too_are_kept():
+    factors = [2.0, 0.5, 1.0, 3.0]
+    assert that_hold([2.0, 0.5, 4.0, 3.0], synthetic(factors, seed=1)) == [2.0, 0.5, 1.0, 3.0]
+    assert that_hold([1.0, 1.0], synthetic([2.0, 2.0])) == [1.0, 1.0]
 
 
 def test_what_is_calibrated_stays_as_it_is():

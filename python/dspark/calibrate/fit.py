@@ -9,6 +9,8 @@ leaves a position alone where 1 is in it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dspark.calibrate.metrics import Numbers, Outcomes, calibration_error
@@ -51,6 +53,21 @@ def fit_temperatures(rounds: JudgedRounds, positions: int) -> list[float]:
         temperatures.append(_search(logit[rows], survival[rows], rounds.survived(k)[rows]))
         survival = survival / (1.0 + np.exp(-logit / temperatures[-1]))
     return temperatures
+
+
+def that_hold(temperatures: Sequence[float], rounds: JudgedRounds) -> list[float]:
+    """The temperatures that lower the error on these rounds too, which they were not fitted to; 1 in place of
+    the others."""
+    survival = np.ones(len(rounds))
+    found: list[float] = []
+    for k, temperature in enumerate(temperatures):
+        logit, rows = logits(rounds.confidences[:, k]), rounds.is_judged(k)
+        reached = {t: survival / (1.0 + np.exp(-logit / t)) for t in (temperature, 1.0)}
+        happened = rounds.survived(k)[rows]
+        errors = {t: calibration_error(one[rows], happened) or 0.0 for t, one in reached.items()}
+        found.append(temperature if errors[temperature] < errors[1.0] else 1.0)
+        survival = reached[found[-1]]
+    return found
 
 
 def _search(logit: Numbers, survival: Numbers, happened: Outcomes) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dspark.calibrate.fit import FEWEST, fit_temperatures, reached_often
+from dspark.calibrate.fit import FEWEST, fit_temperatures, reached_often, that_hold
 from dspark.calibrate.rollout import Plan, Progress, require_confidence, roll_out, whole_blocks
 from dspark.calibrate.rounds import JudgedRounds, halves, judged_rounds
 from dspark.calibrate.scores import HeadScores, score
@@ -119,7 +119,8 @@ def calibrate_pair(
 def fit_regime(regime: Regime, rounds: JudgedRounds) -> Fitted:
     """Fits on every second prompt and scores on the others.
 
-    Positions that too few rounds reach, to fit to or to check with, keep the temperature 1. Raises
+    Positions that too few rounds reach, to fit to or to check with, keep the temperature 1, and so do those
+    whose error on the others it would not lower. Raises
     `RequestError` if even the first is one of them.
     """
     to_fit, held_out = halves(rounds)
@@ -131,7 +132,7 @@ def fit_regime(regime: Regime, rounds: JudgedRounds) -> Fitted:
             f"{regime}: {found} rounds to fit to and {checks} to check with, and {FEWEST} and "
             f"{FEWEST_HELD_OUT} are needed; {more} give more"
         )
-    temperatures = [round(t, 4) for t in fit_temperatures(to_fit, positions)]
+    temperatures = that_hold([round(t, 4) for t in fit_temperatures(to_fit, positions)], held_out)
     temperatures += [1.0] * (rounds.gamma - positions)
     acceptance = [round(share, 4) for share in rounds.acceptance(positions)]
     prompts = tuple(np.unique(to_fit.prompt).tolist())
