@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dspark import __version__
-from dspark.kernels import look
+from dspark.kernels import choose
 
 HERE = Path(__file__).resolve().parent
 SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -41,7 +41,7 @@ def main() -> int:
     if device is None:
         print("gpu_check: there is no GPU that torch could use here", file=sys.stderr)
         return NO_GPU
-    choice = look(torch.device(device))
+    choice = choose(torch.device(device))
     results: dict[str, Any] = {
         "dspark": __version__,
         "torch": torch.__version__,
@@ -85,7 +85,7 @@ def kernels_load(device: str) -> Outcome:
     """Driver, NVRTC, a first launch whose result torch sees, and every kernel compiled and loaded."""
     from dspark import _core
 
-    choice = look(torch.device(device))
+    choice = choose(torch.device(device))
     if choice.kernels is None:
         return {"ok": False, "said": choice.reason}
     names = [name for _, entries in _core.kernel_units() for name in entries]
@@ -95,7 +95,7 @@ def kernels_load(device: str) -> Outcome:
 
 def compiled(device: str) -> Outcome:
     """Registers, spills and shared memory on this GPU."""
-    choice = look(torch.device(device))
+    choice = choose(torch.device(device))
     arch = [] if choice.kernels is None else ["--arch", choice.kernels.architecture]
     found = json_of([sys.executable, "-m", "dspark.cli", "kernels", *arch, "--json"])
     spilling = [one["entry"] for one in found["kernels"] if one["spills"]]

@@ -21,7 +21,7 @@ import torch
 
 from dspark import DSparkDecoder, SamplingParams
 from dspark.attention import CachedAttention, KVStore, attention_kernel
-from dspark.kernels import look
+from dspark.kernels import choose
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "data" / "qwen3"
 DRAFTS = {"draft-vanilla": "tiny-draft", "draft-rnn": GOLDEN / "draft-rnn"}
@@ -130,7 +130,7 @@ def graphs() -> tuple[list[dict[str, Any]], bool]:
         store.length = CONTEXT
         heads = torch.randn(ROWS, HEADS + 2 * KEY_HEADS, HEAD_DIM, dtype=dtype, device=device)
 
-        kernel = attention_kernel(look(device), dtype, [HEAD_DIM])
+        kernel = attention_kernel(choose(device), dtype, [HEAD_DIM])
 
         def make() -> CachedAttention:
             return CachedAttention([(store, ROWS)], HEADS, [None] * LAYERS, causal=True, kernel=kernel)

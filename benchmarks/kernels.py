@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import roofline
-from dspark.kernels import Choice, look
+from dspark.kernels import Choice, choose
 from dspark.target.hybrid.config import DeltaSizes
 from kernel_cases import AttentionCase, DeltaCase
 from sampling_cases import TIMED, SamplingCase
@@ -75,7 +75,7 @@ def main() -> int:
         print(roofline.table(setting, options.bandwidth))
         return 0
     device = torch.device(options.device)
-    choice = look(device)
+    choice = choose(device)
     if choice.kernels is None:
         print(f"no kernels: {choice.reason}", file=sys.stderr)
         return 2

@@ -89,7 +89,7 @@ def test_all_golden_traces(driver: Library, name: str) -> None:
                 check_trace(decoder, row, threshold)
 
 
-@pytest.mark.parametrize("number", [1, 2, 9, 40])
+@pytest.mark.parametrize("number", [1, 9, 40])
 def test_a_launch_that_fails_in_a_pass_fails_its_request(
     decoder: DSparkDecoder, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -103,6 +103,17 @@ def test_a_launch_that_fails_in_a_pass_fails_its_request(
     ):
         decoder.generate(row["prompt_ids"], params)
     assert list(decoder.generate(row["prompt_ids"], params).token_ids) == expected
+
+
+def test_behind_kept_prefixes_a_prompt_is_tried_again(
+    decoder: DSparkDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its pass lacked may be the memory that they held."""
+    row = golden("draft-vanilla")[1]
+    params = SamplingParams(max_tokens=16, temperature=0.0)
+    whole = decoder.generate(row["prompt_ids"], params)
+    monkeypatch.setenv("DSPARK_STANDIN_FAIL", "cuLaunchKernel:2:700")
+    assert decoder.generate(row["prompt_ids"], params).token_ids == whole.token_ids
 
 
 @pytest.mark.parametrize("function", ["cuModuleLoadData", "cuModuleGetFunction"])
