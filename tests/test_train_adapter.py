@@ -10,7 +10,7 @@ import torch
 
 from adapter_zoo import VOCAB, write
 from dspark import DSparkDecoder, SamplingParams
-from dspark.errors import ConfigError
+from dspark.errors import CheckpointError
 from dspark.target import load_target
 from dspark.target.load import read_target_config
 from dspark.train.run import train
@@ -50,5 +50,5 @@ def test_a_draft_can_be_trained_for_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["cohere", "granite"])
 def test_a_target_that_scales_its_logits_is_refused(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(ConfigError, match="not its last hidden states times its output head"):
+    with pytest.raises(CheckpointError, match="this target scales its logits"):
         train(settings(tmp_path, kind), print)

@@ -36,6 +36,9 @@ class EngineThread:
             # Ctrl-C while models load: they must not be served to nobody once they are there.
             loaded.add_done_callback(_abandon)
             raise
+        # Anew with each decoder: hooks run last in, first out, and what its models brought must still be there.
+        atexit.unregister(_end_all)
+        atexit.register(_end_all)
         # A decoder that is dropped without `close`. This runs wherever a collection finds it, on threads that
         # the engine waits for too: so it does not wait for the engine.
         weakref.finalize(self, _end, self.core, self._process).atexit = False
@@ -111,7 +114,6 @@ def _end(core: _core.Engine, process: int) -> None:
         core.close()
 
 
-@atexit.register
 def _end_all() -> None:
     """Before the interpreter is taken apart under an engine, also one whose `close` was interrupted."""
     for thread, (core, process) in list(_running.items()):
