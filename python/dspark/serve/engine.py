@@ -36,7 +36,7 @@ class EngineThread:
             # Ctrl-C while models load: they must not be served to nobody once they are there.
             loaded.add_done_callback(_abandon)
             raise
-        # Anew with each decoder: hooks run last in, first out, and what its models brought comes later.
+        # Anew with each decoder: hooks run last in, first out, so this one comes before those of its models.
         atexit.unregister(_end_all)
         atexit.register(_end_all)
         # A decoder that is dropped without `close`. This runs wherever a collection finds it, on threads that
