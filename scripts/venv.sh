@@ -43,8 +43,9 @@ echo "==> creating $venv with $("$python" --version) ($free GB free, about $need
 if [ -n "$uv" ]; then
     "$uv" venv --quiet --python "$(command -v "$python")" "$@" "$venv"
 else
-    # One that is made by halves has an interpreter and no pip, and would be taken for whole the next time.
-    trap 'rm -rf "$venv"' EXIT
+    # One that is made by halves has an interpreter and no pip, and would be taken for whole the next time. A
+    # directory that was there before is its owner's.
+    [ -e "$venv" ] || trap 'rm -rf "$venv"' EXIT
     trap 'exit 130' INT TERM
     "$python" -m venv "$@" "$venv" || fail "$python cannot make environments (Debian: apt install python3-venv)"
     trap - EXIT

@@ -141,6 +141,7 @@ def test_a_client_that_leaves_cancels_its_request(service: Service) -> None:
                 before = await rest(client)
                 async with contextlib.aclosing(read(client, PROMPTS[0], ENDLESS)) as events:
                     await anext(events)
+                    assert (await client.get("/stats")).json()["running"] == 1
                 after = await rest(client)
                 made.append(after["tokens"] - before["tokens"])
                 if made[-1] < 1500:

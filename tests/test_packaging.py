@@ -104,3 +104,12 @@ exec {sys.executable} "$@"
     )
     assert done.returncode == 1 and "python3-venv" in done.stderr
     assert not (tmp_path / "made").exists()
+    theirs = tmp_path / "theirs" / "file"
+    theirs.parent.mkdir()
+    theirs.write_text("kept")
+    subprocess.run(
+        ["sh", ROOT / "scripts" / "venv.sh", theirs.parent, halfway, ""],
+        env={"PATH": "/usr/bin:/bin", "DSPARK_DISK_GB": "0"},
+        capture_output=True,
+    )
+    assert theirs.read_text() == "kept"

@@ -11,6 +11,7 @@ from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.weights import WeightFiles
 from dspark.draft.config import DraftConfig
 from dspark.draft.packaging.common import read_backbone
+from dspark.draft.packaging.flat import ARCHITECTURE as FLAT_ARCHITECTURE
 from dspark.draft.packaging.heads import HeadDefaults
 from dspark.draft.packaging.slots import (
     DFLASH_ARCHITECTURE,
@@ -22,8 +23,7 @@ from dspark.draft.packaging.speculators import is_speculators
 from dspark.draft.packaging.switches import Switches
 from dspark.errors import CheckpointError
 
-FLAT_ARCHITECTURE = "Qwen3DSparkModel"
-"""What SpecForge's export for SGLang is called, which keeps its `dflash_config`."""
+# SpecForge's export for SGLang has the flat name, and keeps its `dflash_config`.
 ARCHITECTURES = (DSPARK_ARCHITECTURE, DFLASH_ARCHITECTURE, FLAT_ARCHITECTURE)
 DEFAULTS = HeadDefaults(
     markov_head_type="vanilla", enable_confidence_head=False, confidence_head_with_markov=False
