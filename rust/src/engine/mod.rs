@@ -155,16 +155,15 @@ impl<M: ModelRunner> Engine<M> {
         if !self.active.is_empty() {
             self.round();
         }
-        self.publish_pages();
         self.stats.add(|stats| {
+            stats.pages = self.page_counts();
             stats.preempted = self.preempted.len();
             stats.round += started.elapsed();
         });
     }
 
-    fn publish_pages(&self) {
-        let (total, used, kept) = (self.pages.total(), self.pages.used(), self.prefixes.pages());
-        self.stats.add(|stats| stats.pages = PageCounts { total, used, kept });
+    fn page_counts(&self) -> PageCounts {
+        PageCounts { total: self.pages.total(), used: self.pages.used(), kept: self.prefixes.pages() }
     }
 
     /// Ends requests that were cancelled or are past their deadline, whether they run or wait.
@@ -212,7 +211,7 @@ impl<M: ModelRunner> Drop for Engine<M> {
         self.admitted().for_each(|active| active.end(reason, failure()));
         self.retire();
         self.evict(usize::MAX, None);
-        self.publish_pages();
+        self.stats.add(|stats| stats.pages = self.page_counts());
         for request in self.queue.take_if(|_| true) {
             self.end_unserved(request, reason, failure());
         }
