@@ -12,13 +12,14 @@ from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 from dspark import _core
+from dspark.devices import parse_device
 from dspark.errors import CapacityError, DSparkError, RequestError, shown
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.serve.calibration import InForce, in_force
 from dspark.serve.costs import CostSource, obtain
 from dspark.serve.engine import EngineThread
-from dspark.serve.models import Models, parse_device
+from dspark.serve.models import Models
 from dspark.serve.options import PAGE, Options
 from dspark.serve.request import Submission
 from dspark.serve.streams import AsyncPieceStream, PieceStream

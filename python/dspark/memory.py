@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -19,6 +21,8 @@ def available_bytes(device: torch.device) -> int | None:
     or service (cgroup v2), or all physical memory on other systems.
     """
     if device.type == "cuda":
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[0])
     known = [bytes_ for bytes_ in (_of_the_machine(), _of_the_container()) if bytes_ is not None]
     return min(known, default=None)

@@ -8,9 +8,9 @@ from itertools import product
 
 from dspark import _core
 from dspark.errors import ConfigError
+from dspark.serve.options import POLICIES
 
 PLAIN = "plain"
-POLICIES = ("fixed", "threshold", "throughput")
 
 KEPT_PER_ROUND = 1.5
 """Tokens per round that the first estimate counts on; later ones go by what was measured."""

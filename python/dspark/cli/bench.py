@@ -36,8 +36,8 @@ _SHORT: dict[str, Any] = {"batches": [1, 8, 32], "temperatures": [0.7], "turns":
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `dspark bench`."""
-    from dspark.bench.cells import POLICIES
     from dspark.bench.prompt_sets import SETS
+    from dspark.serve.options import POLICIES
 
     work = parser.add_argument_group("work")
     work.add_argument(
@@ -175,7 +175,8 @@ def _texts(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def _grid(options: argparse.Namespace, sets: list[str]) -> Grid:
-    from dspark.bench.cells import POLICIES, Grid
+    from dspark.bench.cells import Grid
+    from dspark.serve.options import POLICIES
 
     chosen = {**_USUAL, **(_SHORT if options.short else {})}
     chosen |= {name: getattr(options, name) for name in _USUAL if getattr(options, name) is not None}

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dspark.cli.main import guarded
-from dspark.cli.show import Progress, print_stream, summary, table, write_text
+from dspark.cli.show import Progress, print_stream, say, summary, table, write_text
 from dspark.errors import CheckpointError
 from dspark.pretrained import resolve
-from dspark.pretrained.cache import say
 from dspark.result import GenerationResult, pooled_acceptance_length
 from dspark.sampling import SamplingParams
 

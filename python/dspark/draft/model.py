@@ -20,7 +20,7 @@ from dspark.kernels import Choice
 from dspark.layers.decoder import DecoderLayer, KeysValues, LayerShape, decoder_layers
 from dspark.layers.norm import RMSNorm
 from dspark.layers.rotary import RotaryTable
-from dspark.target.protocol import Target
+from dspark.target.protocol import OURS, Target
 
 
 class DSparkDraftModel(nn.Module):
@@ -127,7 +127,7 @@ class DSparkDraftModel(nn.Module):
                 f"target, whose hidden size is {theirs.hidden_size}"
             )
         for what, own in (("embeddings", config.own_embeddings), ("output head", config.own_head)):
-            refusals = {} if own else getattr(target, "refuses_to_lend", {})
+            refusals = {} if own else target.refuses_to_lend
             if what in refusals:
                 raise ConfigError(f"the draft has no {what} of its own, and {refusals[what]}")
         self.__dict__["_target"] = target  # not a submodule: the target's parameters are not the draft's
@@ -184,7 +184,7 @@ class DSparkDraftModel(nn.Module):
             return None  # such a head is more than its weight
         weight = target.embedding_weight
         if self.target_ids is not None:
-            if getattr(target, "runs_through", "dspark") != "dspark":
+            if target.runs_through != OURS:
                 return None  # an adapted target's head may do more than multiply
             weight = weight.index_select(0, self.target_ids)
         weight = weight.to(self.dtype)

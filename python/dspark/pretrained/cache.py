@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +14,8 @@ from dspark.errors import CheckpointError
 Progress = Callable[[str], None]
 
 
-def say(message: str) -> None:
-    """Show one line of progress on standard error; standard output belongs to results."""
-    print(f"dspark: {message}", file=sys.stderr, flush=True)
+log: Progress = logging.getLogger("dspark").info
+"""Where nothing else is asked for; the command line shows it line by line."""
 
 
 def cache_root() -> Path:

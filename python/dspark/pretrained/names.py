@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from dspark.errors import CheckpointError, first_line
-from dspark.pretrained.cache import Progress, say
+from dspark.pretrained.cache import Progress, log
 from dspark.pretrained.smollm2 import smollm2_directory
 
 Role = Literal["target", "draft"]
@@ -20,7 +20,7 @@ _KNOWN: dict[Role, tuple[str, ...]] = {
 }
 
 
-def resolve(name_or_path: str | PathLike[str], role: Role, progress: Progress = say) -> Path:
+def resolve(name_or_path: str | PathLike[str], role: Role, progress: Progress = log) -> Path:
     """The directory of a model: an existing directory as it is, a known name, or a Hub id `owner/name`.
 
     Known targets are `tiny` (embedded) and `smollm2` (converted into the cache on first use), known drafts

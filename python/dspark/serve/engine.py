@@ -25,7 +25,7 @@ class EngineThread:
     """
 
     def __init__(self, make: Callable[[], tuple[Models, _core.Engine]]) -> None:
-        self._process = _claim()
+        _claim()
         self._closed = False
         loaded: Future[tuple[Models, _core.Engine]] = Future()
         self._thread = threading.Thread(target=_serve, args=(make, loaded), name="dspark-engine", daemon=True)
@@ -41,13 +41,13 @@ class EngineThread:
         atexit.register(_end_all)
         # A decoder that is dropped without `close`. This runs wherever a collection finds it, on threads that
         # the engine waits for too: so it does not wait for the engine.
-        weakref.finalize(self, _end, self.core, self._process).atexit = False
+        weakref.finalize(self, _end, self.core).atexit = False
 
     @property
     def state(self) -> Literal["running", "closed", "failed", "forked"]:
         """Whether requests are served; "failed" if the loop has ended although nobody closed it, "forked" in
         a process that was forked off afterwards, where the loop is not."""
-        if os.getpid() != self._process:
+        if not _is_here():
             return "forked"
         if self._closed:
             return "closed"
@@ -61,28 +61,30 @@ class EngineThread:
     def close(self) -> None:
         """Ends the loop after its current round; requests that run or wait are aborted."""
         self._closed = True
-        _end(self.core, self._process)
-        if os.getpid() == self._process:
+        _end(self.core)
+        if _is_here():
             # Another thread may have been first: whoever closes finds the engine at its end.
             _join(self._thread)
 
 
 SPAWN = "threads do not come along, torch's neither, so fork before the first decoder is made, or spawn"
 
-_running: dict[threading.Thread, tuple[_core.Engine, int]] = {}
-"""The engines that run, and their processes."""
-_first_process: int | None = None
+_running: dict[threading.Thread, _core.Engine] = {}
+_process: int | None = None
+"""The one that made the first decoder, and so every decoder: no other can make one."""
 
 
-def _claim() -> int:
-    """This process, which must be the one that made the first decoder, if there was one."""
-    global _first_process
-    process = os.getpid()
-    if _first_process is None:
-        _first_process = process
-    if _first_process != process:
+def _claim() -> None:
+    global _process
+    if _process is None:
+        _process = os.getpid()
+    if not _is_here():
         raise ConfigError(f"a decoder was made before this process was forked: {SPAWN}")
-    return process
+
+
+def _is_here() -> bool:
+    """False in a fork, which has no loop to end, and locks as they were at the time."""
+    return os.getpid() == _process
 
 
 def _serve(
@@ -94,7 +96,7 @@ def _serve(
         loaded.set_exception(error)
         return
     thread = threading.current_thread()
-    _running[thread] = core, os.getpid()
+    _running[thread] = core
     loaded.set_result((models, core))
     del models, make, loaded
     try:
@@ -109,17 +111,16 @@ def _abandon(loaded: Future[tuple[Models, _core.Engine]]) -> None:
         loaded.result()[1].close()
 
 
-def _end(core: _core.Engine, process: int) -> None:
-    if os.getpid() == process:  # a fork has no loop to end, and locks as they were at the time
+def _end(core: _core.Engine) -> None:
+    if _is_here():
         core.close()
 
 
 def _end_all() -> None:
     """Before the interpreter is taken apart under an engine, also one whose `close` was interrupted."""
-    for thread, (core, process) in list(_running.items()):
-        _end(core, process)
-        if os.getpid() == process:
-            _join(thread)
+    for thread, core in list(_running.items()) if _is_here() else ():
+        core.close()
+        _join(thread)
 
 
 def _join(thread: threading.Thread) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -15,8 +13,9 @@ import torch
 
 from dspark.attention.workers import parallel_region
 from dspark.checkpoint.calibration import FILE_NAME, Entry
+from dspark.devices import parse_device, parse_dtype
 from dspark.draft import DSparkDraftModel, load_draft
-from dspark.errors import CheckpointError, ConfigError, RequestError, shown
+from dspark.errors import CheckpointError, RequestError, shown
 from dspark.kernels import ROLES, Choice, choose
 from dspark.kernels.sampler import Sampler, sampling_role
 from dspark.pretrained import resolve
@@ -25,18 +24,9 @@ from dspark.serve.calibration import draft_calibrations
 from dspark.serve.heads import heads_to_core, heads_to_device
 from dspark.serve.runner import Runner
 from dspark.target import load_target
-from dspark.target.protocol import Target
+from dspark.target.protocol import OURS, Target
 from dspark.text import Tokenizer
 from dspark.text.files import eos_token_ids, read_object
-
-_log = logging.getLogger("dspark")
-
-DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float64": torch.float64,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +63,8 @@ class Models:
     ) -> Self:
         """Loads target, draft and tokenizer; raises `CheckpointError` or `ConfigError`."""
         where, what = parse_device(device), parse_dtype(dtype)
-        target_path = resolve(target, "target", _log.info)
-        draft_path = None if draft is None else resolve(draft, "draft", _log.info)
+        target_path = resolve(target, "target")
+        draft_path = None if draft is None else resolve(draft, "draft")
         model = load_target(target_path, device=where, dtype=what, progress=progress)
         draft_model = None
         if draft_path is not None:
@@ -87,11 +77,10 @@ class Models:
                 progress=progress,
             )
         choice = choose(where)
-        roles = _give_kernels(model, choice) | {
-            f"draft {role}": how for role, how in _give_kernels(draft_model, choice).items()
-        }
+        roles = model.use_kernels(choice)
         dtypes, rank, gamma = {model.dtype}, 0, 0
         if draft_model is not None:
+            roles |= {f"draft {role}": how for role, how in draft_model.use_kernels(choice).items()}
             dtypes.add(draft_model.dtype)
             rank, gamma = draft_model.config.markov_rank, draft_model.config.gamma
         vocabulary = model.config.vocab_size
@@ -100,8 +89,8 @@ class Models:
         if draft_path is not None and draft_model is not None:
             calibrations = draft_calibrations(draft_path / FILE_NAME, draft_model.config, block_size)
         switched_off: list[str] = []
-        if (reason := getattr(model, "unforkable", None)) is not None:
-            switched_off.append(f"prefix reuse: {reason}")
+        if model.unforkable is not None:
+            switched_off.append(f"prefix reuse: {model.unforkable}")
         tokenizer = None
         if (target_path / "tokenizer.json").exists():  # a damaged one is an error
             tokenizer = Tokenizer.from_directory(target_path)
@@ -190,8 +179,8 @@ class Models:
 
     def _attention(self) -> str:
         """What attends in the target, and on how many threads."""
-        if (through := getattr(self.target, "runs_through", None)) is not None:
-            return f"that of {through}"
+        if self.target.runs_through != OURS:
+            return f"that of {self.target.runs_through}"
         if self.target.device.type != "cpu":
             return self.roles.get("attention", "torch")
         threads = "torch's threads" if parallel_region() else "one thread: no OpenMP library is torch's alone"
@@ -228,7 +217,7 @@ class Models:
             "decisions": self._decisions(),
             "attention": self._attention(),
             "kernels": self._kernels(),
-            "target_runs_through": getattr(self.target, "runs_through", "dspark"),
+            "target_runs_through": self.target.runs_through,
             "speculation": self.speculation,
             "switched_off": list(self.switched_off),
         }
@@ -239,12 +228,6 @@ def _position_bytes(target: Target, draft: DSparkDraftModel | None) -> int:
     each: int = target.new_cache().position_bytes
     own = 0 if draft is None else draft.new_context().position_bytes
     return each + own if each else 0
-
-
-def _give_kernels(model: object, choice: Choice) -> dict[str, str]:
-    """Lets a model use kernels from now on, if it can; returns who does what, by role."""
-    use: Callable[[Choice], dict[str, str]] | None = getattr(model, "use_kernels", None)
-    return {} if use is None else use(choice)
 
 
 def _without_tokenizer(target: Path) -> str:
@@ -260,29 +243,3 @@ def _generation_config(path: Path) -> dict[str, Any]:
         except RequestError as error:
             raise CheckpointError(f"{path}: {error}") from error
     return config
-
-
-def parse_device(name: str) -> torch.device:
-    """ "auto" is a GPU if torch sees one, else the CPU; a GPU without a number is the thread's current one.
-
-    Raises `ConfigError`.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not isinstance(name, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ConfigError(f'device must be "auto", "cpu" or "cuda", not {name!r}')
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError('device "cuda" was asked for, and torch sees no GPU')
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
-def parse_dtype(name: str) -> torch.dtype | str:
-    """A torch dtype, or "auto" for the checkpoint's; raises `ConfigError`."""
-    if name == "auto":
-        return name
-    if name not in DTYPES:
-        raise ConfigError(f'dtype must be "auto" or one of {", ".join(DTYPES)}, not {name!r}')
-    return DTYPES[name]

@@ -29,12 +29,12 @@ def load_dense(
     """See `load_target`."""
     import torch
 
-    from dspark.checkpoint.load import load_parameters, resolve_dtype
+    from dspark.checkpoint.load import load_parameters, on_meta, resolve_dtype
     from dspark.target.model import TargetModel
 
     config = TargetConfig.from_directory(directory)
     weights = WeightFiles.open(directory)
-    with torch.device("meta"):
+    with on_meta():
         model = TargetModel(config)
     names = {name: name for name in target_shapes(config, weights)}
     element = resolve_dtype(dtype, weights, names)

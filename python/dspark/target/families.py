@@ -26,7 +26,6 @@ class Family:
     `(config) -> TargetSizes`, `describer` one `(config, weights) -> Description`; all as "module:function".
     """
 
-    name: str
     architectures: Mapping[str, tuple[str, ...]]
     """Each architecture with the `model_type`s by which it is known where `architectures` is missing."""
     loader: str
@@ -63,7 +62,6 @@ class Description:
 
 FAMILIES = (
     Family(
-        "dense",
         {
             "LlamaForCausalLM": ("llama",),
             "Qwen2ForCausalLM": ("qwen2",),
@@ -74,7 +72,6 @@ FAMILIES = (
         describer="dspark.target.dense:describe_dense",
     ),
     Family(
-        "hybrid",
         {
             "Qwen3_5ForCausalLM": ("qwen3_5_text",),
             "Qwen3_5ForConditionalGeneration": ("qwen3_5",),
@@ -84,7 +81,6 @@ FAMILIES = (
         describer="dspark.target.hybrid.describe:describe_hybrid",
     ),
     Family(
-        "gemma4",
         {
             "Gemma4UnifiedForCausalLM": ("gemma4_unified_text",),
             "Gemma4UnifiedForConditionalGeneration": ("gemma4_unified",),
@@ -98,7 +94,6 @@ FAMILIES = (
 )
 
 ADAPTER = Family(
-    "transformers",
     {},
     loader="dspark.target.adapter.load:load_adapted",
     reader="dspark.target.adapter.describe:read_adapted",

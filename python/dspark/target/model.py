@@ -19,6 +19,7 @@ from dspark.layers.rotary import RotaryTable
 from dspark.target.cache import KVCache
 from dspark.target.config import TargetConfig
 from dspark.target.passes import EMBEDDINGS_TAP, check_pass, last_rows, side_by_side
+from dspark.target.protocol import OwnTarget
 
 
 class Backbone(nn.Module):
@@ -43,13 +44,11 @@ class Backbone(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class TargetModel(nn.Module):
+class TargetModel(OwnTarget, nn.Module):
     """A causal language model whose pass serves many requests, and which can be tapped.
 
     As built it holds ordinary parameters; `freeze` turns them into the fused weights that inference runs on.
     """
-
-    forks_at_parts = False
 
     def __init__(self, config: TargetConfig) -> None:
         super().__init__()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from dspark.kernels import Choice
+
+OURS = "dspark"
+"""What the passes of our own models run through."""
 
 
 class TargetSizes(Protocol):
@@ -87,8 +93,24 @@ class Target(Protocol):
     def embedding_weight(self) -> Tensor:
         """`[vocabulary, hidden]`, as stored."""
 
-    forks_at_parts: ClassVar[bool]
-    """Whether a cache can only be forked at its present length or at its mark (recurrent states)."""
+    @property
+    def forks_at_parts(self) -> bool:
+        """Whether a cache can only be forked at its present length or at its mark (recurrent states)."""
+
+    @property
+    def runs_through(self) -> str:
+        """Whose code computes: `OURS`, or that of a library, in words."""
+
+    @property
+    def unforkable(self) -> str | None:
+        """Why copies of its caches are not exact, so that prefixes cannot be reused; None if they are."""
+
+    @property
+    def refuses_to_lend(self) -> Mapping[str, str]:
+        """What a draft cannot take from this target ("embeddings", "output head"), and why."""
+
+    def use_kernels(self, choice: Choice) -> dict[str, str]:
+        """Lets passes use CUDA kernels from now on; returns who does what, by role."""
 
     def new_cache(self) -> Any:
         """An empty `TargetCache` for one request; only the target that made it looks inside."""
@@ -122,3 +144,12 @@ class Target(Protocol):
             Logits `[rows or segments, vocabulary]`, and the taps side by side, `[rows, taps * hidden]`, or
             None.
         """
+
+
+class OwnTarget:
+    """What is the same of all targets whose passes are ours."""
+
+    forks_at_parts = False
+    runs_through = OURS
+    unforkable: str | None = None
+    refuses_to_lend: Mapping[str, str] = MappingProxyType({})

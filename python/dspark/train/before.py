@@ -7,11 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dspark.devices import parse_dtype
 from dspark.draft.config import DraftConfig
 from dspark.draft.export.borrowed import borrowed_tensors
 from dspark.errors import ConfigError
 from dspark.pretrained import resolve
-from dspark.serve.models import parse_dtype
 from dspark.target.load import read_target_config
 from dspark.target.protocol import TargetSizes
 from dspark.text import Tokenizer

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from dspark.decoder import DSparkDecoder
+from dspark.devices import parse_device, parse_dtype
 from dspark.errors import ConfigError
 from dspark.pretrained import resolve
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
-from dspark.serve.models import parse_device, parse_dtype
 from dspark.target import load_target
 from dspark.target.load import read_target_config
 from dspark.text import Tokenizer

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from dspark.devices import parse_device, parse_dtype
 from dspark.draft import DSparkDraftModel
 from dspark.durations import duration
 from dspark.errors import ConfigError
 from dspark.pretrained import resolve
-from dspark.serve.models import parse_device, parse_dtype
 from dspark.target import load_target
 from dspark.target.protocol import Target, TargetSizes
 from dspark.text import Tokenizer

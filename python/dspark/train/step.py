@@ -66,7 +66,6 @@ class Measured:
     terms: dict[str, float]
     expected_length: float
     by_position: list[float]
-    blocks: int
     tokens: int
 
 
@@ -172,7 +171,6 @@ class Stepper:
             terms=terms_mean,
             expected_length=float(sums[3]) / blocks,
             by_position=(sums[5 : 5 + width] / sums[5 + width :].clamp(min=1)).tolist(),
-            blocks=int(blocks),
             tokens=tokens,
         )
 

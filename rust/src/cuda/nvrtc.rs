@@ -60,11 +60,6 @@ impl Architecture {
         let exact = Self::of_device(capability);
         Some(if found == capability { exact } else { Architecture { capability: found, specific: false } })
     }
-
-    /// The compute capability, 8.9 being 89.
-    pub fn capability(self) -> u32 {
-        self.capability
-    }
 }
 
 impl fmt::Display for Architecture {

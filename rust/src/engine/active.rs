@@ -34,7 +34,7 @@ pub(super) struct Active {
     /// Prompt tokens that came from the caches of another request.
     pub(super) reused: usize,
     pub(super) preemptions: u32,
-    demand: usize,
+    /// Tokens of the prompt; the text follows it in `cached`.
     prompt: usize,
     /// How its drafts have fared.
     track: Track,
@@ -43,8 +43,6 @@ pub(super) struct Active {
     /// What the policy says of this round's draft.
     pub(super) depth: Depth,
     skipped: Skipped,
-    generated: usize,
-    anchor: u32,
     rounds: Vec<Round>,
     bad_draft_rows: u32,
     update: Update,
@@ -53,7 +51,6 @@ pub(super) struct Active {
 impl Active {
     pub(super) fn new(mut request: Request, admission: u64, now: Instant) -> Self {
         let timing = Timing { queue: now - request.submitted, ..Timing::default() };
-        let demand = request.demand();
         let tokens = std::mem::take(&mut request.prompt);
         Active {
             admission,
@@ -65,14 +62,11 @@ impl Active {
             finish: None,
             reused: 0,
             preemptions: 0,
-            demand,
             prompt: tokens.len(),
             track: Track::default(),
             aside: Aside::default(),
             depth: Depth::default(),
             skipped: Skipped::default(),
-            generated: 0,
-            anchor: 0,
             rounds: Vec::new(),
             bad_draft_rows: 0,
             update: Update::default(),
@@ -83,7 +77,7 @@ impl Active {
 
     /// Whether its first token is still to be drawn. If not, a prefill is one after a preemption, and the anchor is known.
     pub(super) fn is_fresh(&self) -> bool {
-        self.generated == 0
+        self.generated() == 0
     }
 
     /// Rows that the caches have to hold before the next round: every committed token's but the anchor's.
@@ -98,23 +92,27 @@ impl Active {
 
     /// Rows that the caches can ever come to.
     pub(super) fn demand(&self) -> usize {
-        self.demand
+        self.prompt + self.request.max_tokens
     }
 
-    /// The last committed token.
+    /// Tokens of the text so far.
+    fn generated(&self) -> usize {
+        self.cached.tokens.len() - self.prompt
+    }
+
+    /// The last committed token; of a request that has none, the prompt's.
     pub(super) fn anchor(&self) -> u32 {
-        self.anchor
+        self.cached.tokens[self.cached.tokens.len() - 1]
     }
 
     /// The noise of the coming round, counted by the absolute position of its anchor.
     pub(super) fn noise(&self) -> Counted {
-        let position = self.prompt + self.generated - 1;
-        Counted::new(self.request.noise, position as u32)
+        Counted::new(self.request.noise, (self.cached.tokens.len() - 1) as u32)
     }
 
     /// Drafted tokens that this round can use of a block of `block_size`: one place is the corrected or bonus token's.
     pub(super) fn room(&self, block_size: usize) -> usize {
-        let left = (self.request.max_tokens - self.generated).saturating_sub(1);
+        let left = (self.request.max_tokens - self.generated()).saturating_sub(1);
         if self.request.drafts { left.min(block_size) } else { 0 }
     }
 
@@ -168,7 +166,7 @@ impl Active {
         if self.finish.is_none() {
             // `accept` has counted the accepted tokens; the last one is ours.
             self.history.push(token);
-            if self.generated >= self.request.max_tokens {
+            if self.generated() >= self.request.max_tokens {
                 self.finish = Some((FinishReason::Length, None, None));
             }
         }
@@ -188,12 +186,10 @@ impl Active {
 
     /// Commits one token; true if it ends the request.
     fn push(&mut self, token: u32, logprobs: Option<TokenLogprobs>) -> bool {
-        self.anchor = token;
-        self.generated += 1;
         self.cached.tokens.push(token);
         self.update.tokens.push(token);
         self.update.logprobs.extend(logprobs);
-        let may_stop = self.generated >= self.request.params.min_tokens as usize;
+        let may_stop = self.generated() >= self.request.params.min_tokens as usize;
         let hit = self.request.stop_ids.check(token).filter(|_| may_stop);
         // What may not end the request is still text, and a string half seen may end it later. One that ends with a
         // stop id is cut out of the text, too.

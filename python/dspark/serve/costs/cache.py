@@ -38,7 +38,7 @@ def cost_key(models: Models, block_size: int, candidates: int | None) -> Key:
         "threads": torch.get_num_threads(),
         "attention_has_threads": parallel_region() != 0,
         "kernels": _kernels(models),
-        "target_runs_through": getattr(models.target, "runs_through", "dspark"),
+        "target_runs_through": models.target.runs_through,
         "target": _identity(target),
         "draft": None if draft is None else _identity(draft),
         "dtype": str(models.target.dtype),

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspark.errors import ConfigError
+from dspark.kernels import Choice
 from dspark.target.adapter.cache import AdaptedCache
 from dspark.target.adapter.config import AdaptedConfig
 from dspark.target.adapter.head import LentHead
@@ -102,6 +103,10 @@ class TransformersTarget(nn.Module):
         if self.head is not None and self.head.refusal is not None:
             refusals["output head"] = self.head.refusal
         return refusals
+
+    def use_kernels(self, choice: Choice) -> dict[str, str]:
+        """None: the passes are not ours."""
+        return {}
 
     def new_cache(self) -> AdaptedCache:
         """An empty cache for one request."""

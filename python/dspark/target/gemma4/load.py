@@ -34,13 +34,13 @@ def load_gemma4(
     """See `load_target`. Of a wrapped model the text part is loaded."""
     import torch
 
-    from dspark.checkpoint.load import load_parameters, resolve_dtype
+    from dspark.checkpoint.load import load_parameters, on_meta, resolve_dtype
     from dspark.target.gemma4.model import Gemma4TargetModel
 
     config = read_gemma4(ConfigFile.read(directory / "config.json"))
     weights = WeightFiles.open(directory)
     names = stored_names(config, weights)
-    with torch.device("meta"):
+    with on_meta():
         model = Gemma4TargetModel(config)
     element = resolve_dtype(dtype, weights, names)
     load_parameters(model, weights, names, torch.device(device), element, progress)

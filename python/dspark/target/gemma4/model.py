@@ -26,6 +26,7 @@ from dspark.target.gemma4.layer import (
 )
 from dspark.target.gemma4.rotation import SLIDING
 from dspark.target.passes import EMBEDDINGS_TAP, check_pass, last_rows, side_by_side
+from dspark.target.protocol import OwnTarget
 
 
 class Backbone(nn.Module):
@@ -38,13 +39,11 @@ class Backbone(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class Gemma4TargetModel(nn.Module):
+class Gemma4TargetModel(OwnTarget, nn.Module):
     """A causal language model whose pass serves many requests, and which can be tapped (see `Target`).
 
     As built it holds ordinary parameters; `freeze` turns them into the fused weights that inference runs on.
     """
-
-    forks_at_parts = False
 
     def __init__(self, config: Gemma4Config) -> None:
         super().__init__()

@@ -18,9 +18,10 @@ from dspark.target.hybrid.modules import HybridDecays, HybridWeights
 from dspark.target.hybrid.recurrence import Recurrence, TorchRecurrence, recurrence
 from dspark.target.hybrid.rotary import PartialRotaryTable
 from dspark.target.passes import EMBEDDINGS_TAP, check_pass, last_rows, side_by_side
+from dspark.target.protocol import OwnTarget
 
 
-class HybridTarget:
+class HybridTarget(OwnTarget):
     """A `Target`, for inference alone: it takes the loaded weights over and fuses them."""
 
     forks_at_parts = True
