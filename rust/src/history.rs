@@ -28,6 +28,13 @@ impl History {
         Self { seen: prompt.iter().map(|&token| (token, in_prompt)).collect(), output: Vec::new() }
     }
 
+    /// The state after a prompt and the output so far.
+    pub fn after(prompt: &[u32], output: &[u32]) -> Self {
+        let mut history = Self::new(prompt);
+        output.iter().for_each(|&token| history.push(token));
+        history
+    }
+
     /// Number of tokens generated so far.
     pub fn generated(&self) -> usize {
         self.output.len()

@@ -113,11 +113,8 @@ pub fn accept_batch(
     for (i, (((ids, params), noise), (prompt, output))) in
         draft_ids.into_iter().zip(&params).zip(&noise).zip(history).enumerate()
     {
-        let mut sampling = sampling_params(params)?;
-        sampling.stop_token_ids =
-            params.getattr("stop_token_ids")?.extract::<Option<_>>()?.unwrap_or_default();
-        let mut history = History::new(&prompt);
-        output.into_iter().for_each(|token| history.push(token));
+        let sampling = sampling_params(params)?;
+        let history = History::after(&prompt, &output);
         let (noise, rows) = (noise.for_block(rule, ids.len())?, start + i..start + i + ids.len() + 1);
         let drafts = start..start + ids.len();
         start += ids.len();
@@ -209,8 +206,7 @@ pub fn draft_chain(
     let base = Tensor::from_py(base_logits, "base_logits")?;
     let hidden = (!hidden.is_none()).then(|| Tensor::from_py(hidden, "hidden")).transpose()?;
     let heads = HeadTensors::from_py(heads)?;
-    let mut history = History::new(&[]);
-    output_ids.into_iter().for_each(|token| history.push(token));
+    let mut history = History::after(&[], &output_ids);
     check_heads(&heads.view(), base.rows(), hidden.as_ref().map(Tensor::rows))?;
     let chain = py.detach(|| {
         let settings =

@@ -147,9 +147,8 @@ impl PyEngine {
             ));
         }
         let mut rust_params = sampling_params(params)?;
-        let stops: Option<Vec<u32>> = params.getattr("stop_token_ids")?.extract()?;
-        let stop_ids = StopIds::new(&end_ids, &stops.unwrap_or_default());
-        rust_params.stop_token_ids = stop_ids.iter().collect();
+        let stop_ids = StopIds::new(&end_ids, &rust_params.stop_token_ids);
+        rust_params.stop_token_ids = stop_ids.iter().collect(); // what ends a text is masked until `min_tokens`, too
         let timeout: Option<f64> = number(params, "timeout")?;
         let stop_text = stop_text(params, detokenizer)?;
 

@@ -59,8 +59,7 @@ pub fn unknown_head(kind: &str) -> PyErr {
     ConfigError::new_err(format!("a Markov head is \"vanilla\", \"gated\" or \"rnn\", not {kind:?}"))
 }
 
-/// Reads a `dspark.SamplingParams` in which nothing is left open. `stop_token_ids` stays empty: which ids end
-/// a request, and so are masked until `min_tokens`, is the caller's to say.
+/// Reads a `dspark.SamplingParams` in which nothing is left open.
 pub fn sampling_params(object: &Bound<'_, PyAny>) -> PyResult<SamplingParams> {
     let params = SamplingParams {
         temperature: number(object, "temperature")?,
@@ -72,7 +71,7 @@ pub fn sampling_params(object: &Bound<'_, PyAny>) -> PyResult<SamplingParams> {
         frequency_penalty: number(object, "frequency_penalty")?,
         logit_bias: logit_bias(object)?,
         min_tokens: number(object, "min_tokens")?,
-        stop_token_ids: Vec::new(),
+        stop_token_ids: number::<Option<_>>(object, "stop_token_ids")?.unwrap_or_default(),
         logprobs: number(object, "logprobs")?,
     };
     params.check().map_err(|error| RequestError::new_err(error.to_string()))?;

@@ -60,12 +60,8 @@ fn asked(
         .zip(noise)
         .zip(history)
         .map(|((params, noise), (prompt, output))| {
-            let mut sampling = sampling_params(params)?;
-            let stops = params.getattr("stop_token_ids")?.extract::<Option<_>>()?;
-            sampling.stop_token_ids = stops.unwrap_or_default();
-            let mut history = History::new(&prompt);
-            output.into_iter().for_each(|token| history.push(token));
-            Ok(Asked { params: sampling, history, noise: noise.0 })
+            let history = History::after(&prompt, &output);
+            Ok(Asked { params: sampling_params(params)?, history, noise: noise.0 })
         })
         .collect()
 }
