@@ -23,6 +23,14 @@ pub enum CalibrationError {
         /// What was given.
         found: f64,
     },
+    /// No probability.
+    #[error("confidence {slot} must be from 0 to 1, found {found}")]
+    Confidence {
+        /// Position in the block, from 0.
+        slot: usize,
+        /// What was given.
+        found: f64,
+    },
     /// More positions than the block has, or a share that is none.
     #[error("calibration acceptance must be at most {gamma} numbers from 0 to 1, found {found:?}")]
     Acceptance {
@@ -92,7 +100,8 @@ impl Calibration {
     /// Calibrates confidences that are probabilities already, in place: sigma(logit(c) / T).
     ///
     /// # Errors
-    /// [`CalibrationError::Length`] for more confidences than positions; fewer are a block that was cut.
+    /// [`CalibrationError`] for more confidences than positions (fewer are a block that was cut), or for one that is no
+    /// probability.
     pub fn apply(&self, confidences: &mut [f32]) -> Result<(), CalibrationError> {
         let (found, gamma) = (self.temperatures.len(), confidences.len());
         if gamma > found {
@@ -100,6 +109,9 @@ impl Calibration {
         }
         for (slot, c) in confidences.iter_mut().enumerate() {
             let p = f64::from(*c);
+            if !(0.0..=1.0).contains(&p) {
+                return Err(CalibrationError::Confidence { slot, found: p });
+            }
             *c = sigmoid(self.logit(slot, (p / (1.0 - p)).ln())) as f32;
         }
         Ok(())
@@ -246,6 +258,9 @@ mod tests {
         calibration.apply(&mut confidences).unwrap();
         assert_eq!(confidences, [0.0, 1.0]);
         assert!(calibration.apply(&mut [0.5; 3]).is_err());
+        for bad in [1.5, -0.1, f32::NAN] {
+            assert!(calibration.apply(&mut [bad]).is_err());
+        }
     }
 
     #[test]

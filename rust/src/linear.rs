@@ -10,6 +10,7 @@ use multiversion::multiversion;
 use rayon::prelude::*;
 
 use crate::rows::{Matrix, Row, Rows};
+use crate::threads;
 
 /// Running sums kept side by side: one 512-bit register of f32.
 const LANES: usize = 16;
@@ -79,7 +80,7 @@ compute!(f32);
 compute!(f64);
 
 fn add_products<E: Element<R>, R: Compute>(weights: Matrix<'_, E>, x: &[R], out: &mut [R]) {
-    if weights.rows() * x.len() < PARALLEL {
+    if weights.rows() * x.len() < PARALLEL || !threads::are_ours() {
         return E::add_rows(weights, x, out);
     }
     let rows = PARALLEL.div_ceil(4 * x.len());

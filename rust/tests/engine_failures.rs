@@ -214,3 +214,19 @@ fn room_that_kept_prefixes_take_is_room_for_prompts() {
         assert_eq!(texts(Some(fails)), (kept.clone(), found.clone(), true), "{fails:?}");
     }
 }
+
+/// What cannot be copied can be computed: a prefix that is there is no reason to fail.
+#[test]
+fn a_prefix_that_cannot_be_copied_fails_nobody() {
+    let runner = ToyRunner { fail_fork: true, ..ToyRunner::default() };
+    let (mut engine, queue) = toy::with(toy::config(Rule::Coupled, toy::GAMMA), runner, Arc::default());
+    for id in 0..3 {
+        let (request, inbox) = request(id, &[5; 40], SamplingParams::default(), 9);
+        assert!(queue.submit(request).is_ok());
+        while !inbox.is_over() {
+            engine.step();
+            engine.audit().unwrap();
+        }
+        inbox.finish(|finish| assert_eq!((finish.reason, finish.reused), (FinishReason::Length, 0)));
+    }
+}

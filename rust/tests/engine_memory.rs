@@ -108,6 +108,47 @@ fn a_prompt_goes_through_the_target_once() {
     }
 }
 
+/// Requests that run together, behind one that ran alone; how many tokens went through the target in prefills, and which
+/// caches were given up.
+fn behind(runner: ToyRunner, first: &[u32], prompts: &[&[u32]]) -> (usize, Vec<RequestId>) {
+    let (prefilled, released) = (runner.prefilled.clone(), runner.released.clone());
+    let config = EngineConfig { prefill_chunk_size: 64, ..toy::config(Rule::Coupled, toy::GAMMA) };
+    let (mut engine, queue) = toy::with(config, runner, Arc::default());
+    for (start, prompts) in [(0, &[first][..]), (1, prompts)] {
+        let submit = |(id, prompt): (u64, &&[u32])| {
+            let (request, inbox) = request(id, prompt, SamplingParams::default(), 8);
+            assert!(queue.submit(request).is_ok());
+            inbox
+        };
+        let inboxes: Vec<_> = (start..).zip(prompts).map(submit).collect();
+        while !inboxes.iter().all(Inbox::is_over) {
+            engine.step();
+            engine.audit().unwrap();
+        }
+    }
+    let found = (*prefilled.lock().unwrap(), released.lock().unwrap().clone());
+    found
+}
+
+#[test]
+fn a_source_that_refused_a_fork_is_not_believed_again() {
+    let system: Vec<u32> = (0..40).map(|i| i * i % 11).collect();
+    let long = [system.as_slice(), &[7; 60]].concat();
+    let short: Vec<_> = (1..4).map(|last| [system.as_slice(), &[last, last]].concat()).collect();
+    let prompts: Vec<_> = short.iter().map(Vec::as_slice).collect();
+    // It has forgotten too much, so the first computes the prompt, and the others wait for that one.
+    let forgets = ToyRunner { window: Some(40), ..ToyRunner::default() };
+    assert_eq!(behind(forgets, &long, &prompts).0, 100 + 42 + 2 + 2);
+    assert_eq!(behind(ToyRunner::default(), &long, &prompts).0, 100 + 2 + 2 + 2);
+}
+
+#[test]
+fn what_can_never_be_forked_is_neither_kept_nor_waited_for() {
+    let runner = ToyRunner { never_forks: true, ..ToyRunner::default() };
+    let (prefilled, released) = behind(runner, &[3; 40], &[&[3; 40], &[3; 40]]);
+    assert_eq!((prefilled, released.len()), (3 * 40, 3));
+}
+
 /// Turns of a chat: one without the draft takes over what is kept, and leaves the draft's context to the next.
 #[test]
 fn a_turn_without_the_draft_does_not_cost_the_others_their_context() {

@@ -27,6 +27,9 @@ _WHOLE = (
     "budget_lag",
 )
 
+MOST_LAG = 1000
+"""Rounds of which the budget may be taken: every one between is remembered."""
+
 PAGE = 16
 """Positions of a page of the caches."""
 
@@ -62,6 +65,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value < 2**31):
                 raise ConfigError(f"{name} must be a whole number from 1 to 2^31 - 1, not {value!r}")
+        if (self.budget_lag or 0) > MOST_LAG:
+            raise ConfigError(f"budget_lag is {self.budget_lag} rounds; expected at most {MOST_LAG}")
         if self.acceptance not in ACCEPTANCE:
             raise ConfigError(f"acceptance must be one of {', '.join(ACCEPTANCE)}, not {self.acceptance!r}")
         if self.policy not in POLICIES:

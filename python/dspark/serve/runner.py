@@ -31,6 +31,7 @@ class Runner:
         self.target = target
         self.sampler = sampler
         self.draft_model = draft
+        self.can_fork = target.unforkable is None
         self.forks_at_parts = target.forks_at_parts
         self.taps: Sequence[int] = draft.config.target_layer_ids if draft is not None else ()
         self.needs_hidden = draft is not None and (

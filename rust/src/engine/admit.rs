@@ -4,9 +4,9 @@ use std::ops::ControlFlow::{self, Break, Continue};
 use std::time::Instant;
 
 use super::active::Active;
-use super::cached::{Cached, Forks};
+use super::cached::Cached;
 use super::pages::Pages;
-use super::{Engine, FinishReason, ModelRunner, PAGE_SIZE, RequestId, RunnerError};
+use super::{Engine, FinishReason, Forks, ModelRunner, PAGE_SIZE, RequestId, RunnerError};
 
 /// How a waiting request would start.
 struct Start {
@@ -84,8 +84,9 @@ impl<M: ModelRunner> Engine<M> {
         let Start { pages, source } = start;
         self.evict(pages, source.map(|(id, _)| id));
         let outcome = self.copy(&mut active, pages, source);
-        if let Some((source, _)) = source {
-            self.used(source, &active.cached, pages);
+        match source {
+            Some((source, _)) if active.cached.rows > 0 => self.used(source, &active.cached, pages),
+            _ => self.evict(pages, None),
         }
         self.pages.allocate(pages);
         active.cached.grant = pages;
@@ -116,19 +117,33 @@ impl<M: ModelRunner> Engine<M> {
             Err(_) => {
                 // As for `reserve`.
                 self.evict(usize::MAX, Some(source));
-                fork(&mut self.runner)?
+                fork(&mut self.runner)
             }
-            Ok(taken) => taken,
+            taken => taken,
         };
-        if taken > length {
-            return Err(RunnerError(format!("a fork at {length} positions took {taken}")));
+        match taken {
+            // Without a copy the prompt goes through the target.
+            Err(_) => return Ok(()),
+            Ok(0) => self.note_refusal(source, length),
+            Ok(taken) if taken > length => {
+                return Err(RunnerError(format!("a fork at {length} positions took {taken}")));
+            }
+            Ok(taken) => active.cached.rows = taken,
         }
-        active.cached.rows = taken;
         if active.preemptions == 0 {
-            active.reused = taken;
+            active.reused = active.cached.rows;
         }
-        self.stats.add(|stats| stats.reused_tokens += taken as u64);
+        self.stats.add(|stats| stats.reused_tokens += active.cached.rows as u64);
         Ok(())
+    }
+
+    /// Who went on believing in a source that refused a fork would neither wait for a better one nor be kept as one.
+    fn note_refusal(&mut self, source: RequestId, length: usize) {
+        let running = self.active.iter_mut().chain(&mut self.prefilling);
+        let running = running.map(|active| (active.request.id, &mut active.cached));
+        if let Some((_, cached)) = running.chain(self.prefixes.iter_mut()).find(|(id, _)| *id == source) {
+            cached.refused = cached.refused.max(length);
+        }
     }
 
     /// Notes the use of a source, of which `copy` was made. A kept prefix goes if the copy holds all of it, the draft's

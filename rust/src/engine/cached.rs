@@ -1,6 +1,6 @@
 //! What the caches of one request hold, as the engine sees it.
 
-use super::PAGE_SIZE;
+use super::{Forks, PAGE_SIZE};
 
 /// Tokens, rows and pages of a request that runs, waits, or has ended and is kept as a prefix.
 #[derive(Debug, Default)]
@@ -15,14 +15,10 @@ pub(super) struct Cached {
     pub(super) drafted: bool,
     /// Pages granted to the caches.
     pub(super) grant: usize,
+    /// The longest fork that was refused: shorter ones are, too, since a sliding layer forgets from the front.
+    pub(super) refused: usize,
 }
 
-/// Whether forks are possible everywhere, or only at the present length and at the mark.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Forks {
-    Anywhere,
-    AtParts,
-}
 
 impl Cached {
     /// How much of `tokens` a fork could take from here now. Nothing below a page: it would not be worth a copy.
@@ -35,9 +31,13 @@ impl Cached {
             Forks::Anywhere => shared,
             Forks::AtParts if self.rows <= shared => self.rows,
             Forks::AtParts if self.mark <= shared => self.mark,
-            Forks::AtParts => 0,
+            Forks::AtParts | Forks::Never => 0,
         };
-        if usable < PAGE_SIZE { 0 } else { usable }
+        self.worth(usable)
+    }
+
+    fn worth(&self, usable: usize) -> usize {
+        if usable < PAGE_SIZE || usable <= self.refused { 0 } else { usable }
     }
 
     /// The same for when the first `goal` tokens have gone through the target.
@@ -50,9 +50,9 @@ impl Cached {
         let usable = match forks {
             Forks::Anywhere => shared,
             Forks::AtParts if mark <= shared => mark,
-            Forks::AtParts => 0,
+            Forks::AtParts | Forks::Never => 0,
         };
-        if usable < PAGE_SIZE { 0 } else { usable }
+        self.worth(usable)
     }
 }
 
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     fn cached(tokens: Vec<u32>, rows: usize, mark: usize) -> Cached {
-        Cached { tokens, rows, mark, drafted: true, grant: 0 }
+        Cached { tokens, rows, mark, drafted: true, ..Cached::default() }
     }
 
     #[test]
@@ -103,6 +103,17 @@ mod tests {
         let plain = Cached { drafted: false, ..source };
         assert_eq!(plain.ready(&tokens, true, Forks::Anywhere), 0, "no draft context to take");
         assert_eq!(plain.ready(&tokens, false, Forks::Anywhere), 90);
+    }
+
+    #[test]
+    fn what_was_refused_is_not_offered_again() {
+        let source = Cached { refused: 40, ..cached((0..100).collect(), 90, 64) };
+        let tokens: Vec<u32> = (0..95).collect();
+        assert_eq!(source.ready(&tokens, true, Forks::Anywhere), 90);
+        assert_eq!(source.ready(&tokens[..40], true, Forks::Anywhere), 0);
+        assert_eq!(source.ready(&tokens[..41], true, Forks::Anywhere), 41);
+        assert_eq!(source.ready(&tokens, true, Forks::Never), 0);
+        assert_eq!(source.coming(100, &tokens, true, Forks::Never), 0);
     }
 
     #[test]

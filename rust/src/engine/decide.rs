@@ -11,6 +11,7 @@ use crate::accept::{NumericsError, accept};
 use crate::calibration::{Calibration, fitting};
 use crate::chain::{self, ChainSettings};
 use crate::schedule::Planner;
+use crate::threads;
 
 /// Whether the runner decides about a request. The choice of candidates, and with it the laws of drafted tokens, is the
 /// core's.
@@ -200,7 +201,7 @@ fn end_unusable(active: &mut Active, reason: String) {
 
 /// A batch of one stays on this thread: handing it over costs more than most rows.
 fn for_each<T: Send>(work: Vec<T>, run: impl Fn(T) + Sync + Send) {
-    if work.len() > 1 {
+    if work.len() > 1 && threads::are_ours() {
         work.into_par_iter().for_each(run);
     } else {
         work.into_iter().for_each(run);

@@ -25,7 +25,9 @@ use std::time::Instant;
 pub use pages::PAGE_SIZE;
 pub use queue::Queue;
 pub use request::{Failure, Finish, FinishReason, Request, Round, Sink, StopReason, Timing, Update};
-pub use runner::{Block, ChainBlock, DraftPass, Judgement, ModelRunner, PassRows, RequestId, RunnerError};
+pub use runner::{
+    Block, ChainBlock, DraftPass, Forks, Judgement, ModelRunner, PassRows, RequestId, RunnerError,
+};
 pub use stats::{PageCounts, Percentiles, Stats, StatsBoard};
 pub use stop_text::{Detokenizer, StopText};
 
@@ -35,7 +37,6 @@ use crate::params::SamplingParams;
 use crate::schedule::{Planner, Policy};
 use active::Active;
 use aside::Aside;
-use cached::Forks;
 use pages::Pages;
 use prefixes::{MOST, Prefixes};
 use stats::Latencies;
@@ -103,7 +104,7 @@ pub struct Engine<M: ModelRunner> {
 impl<M: ModelRunner> Engine<M> {
     /// An engine with nothing to do.
     pub fn new(config: EngineConfig, runner: M, queue: Arc<Queue>, stats: Arc<StatsBoard>) -> Self {
-        let forks = if runner.forks_at_parts() { Forks::AtParts } else { Forks::Anywhere };
+        let forks = runner.forks();
         let mut planner = Planner::new(config.policy.clone(), config.rule, config.gamma);
         for params in [SamplingParams::greedy(), SamplingParams::default()] {
             if let Some(calibration) = fitting(&config.calibrations, &params) {
@@ -111,7 +112,7 @@ impl<M: ModelRunner> Engine<M> {
             }
         }
         let most = match forks {
-            Forks::Anywhere => MOST,
+            Forks::Anywhere | Forks::Never => MOST,
             // Each has a recurrent state of its own, which no page counts: as many as requests may run.
             Forks::AtParts => config.max_batch_size.min(MOST),
         };

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use super::active::{Active, charge};
 use super::admit::insert;
-use super::cached::{Forks, border};
+use super::cached::border;
 use super::decide::judge;
 use super::round::at;
 use super::runner::check_rows;
-use super::{Engine, ModelRunner, PAGE_SIZE};
+use super::{Engine, Forks, ModelRunner, PAGE_SIZE};
 
 /// The next tokens of a prompt: the place of its request, how many, and whether the prompt is through with them.
 #[derive(Clone, Copy)]

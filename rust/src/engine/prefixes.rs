@@ -1,7 +1,7 @@
 //! Caches of requests that have ended, kept for requests that begin with the same tokens.
 
-use super::RequestId;
-use super::cached::{Cached, Forks};
+use super::cached::Cached;
+use super::{Forks, RequestId};
 
 /// Prefixes kept at most. Each look-up compares a prompt with every one of them, at the speed of memory: a hundred of
 /// a thousand tokens are some ten microseconds, which a hash of pages would not repay.
@@ -75,6 +75,11 @@ impl Prefixes {
     /// The prefixes.
     pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &Cached)> {
         self.kept.iter().map(|(id, cached)| (*id, cached))
+    }
+
+    /// The prefixes, to be changed.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (RequestId, &mut Cached)> {
+        self.kept.iter_mut().map(|(id, cached)| (*id, cached))
     }
 
     /// Pages that they hold.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::active::Active;
-use super::{Engine, ModelRunner, PAGE_SIZE};
+use super::{Engine, Forks, ModelRunner, PAGE_SIZE};
 
 impl<M: ModelRunner> Engine<M> {
     /// Sends what is new to the clients and forgets the requests that ended; what their caches hold may be kept.
@@ -12,9 +12,10 @@ impl<M: ModelRunner> Engine<M> {
         // Before the clients, so that who has a result finds it counted.
         self.publish(now);
         let (mut kept, mut dropped) = (Vec::new(), Vec::new());
+        let keeps = self.forks != Forks::Never;
         let mut stays = |active: &mut Active| {
             let over = active.finish.is_some();
-            let leaves_a_prefix = active.leaves_a_prefix();
+            let leaves_a_prefix = keeps && active.leaves_a_prefix();
             active.send(now);
             if over {
                 let cached = std::mem::take(&mut active.cached);

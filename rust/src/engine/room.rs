@@ -73,9 +73,9 @@ impl<M: ModelRunner> Engine<M> {
         let decodes = !self.active.is_empty() && self.is_youngest(self.active.len() - 1);
         let running = if decodes { &mut self.active } else { &mut self.prefilling };
         let Some(mut active) = running.pop() else { return };
-        let Cached { grant, rows, mark, .. } = &mut active.cached;
+        let Cached { grant, rows, mark, refused, .. } = &mut active.cached;
         self.pages.deallocate(std::mem::take(grant));
-        (*rows, *mark) = (0, 0);
+        (*rows, *mark, *refused) = (0, 0, 0);
         active.preemptions += 1;
         // Its context will have to be fed again before it drafts.
         active.depth = Depth::default();

@@ -80,6 +80,18 @@ pub struct DraftPass<R> {
     pub hidden: Option<R>,
 }
 
+/// Where a runner can fork a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forks {
+    /// Behind any committed token, as a rule.
+    Anywhere,
+    /// At its present length, or where the last part of its prompt began, as with recurrent states. Then the engine ends a
+    /// part at the last page border before a prompt's last token.
+    AtParts,
+    /// Nowhere: nothing is kept for later requests, and none waits for another one's prompt.
+    Never,
+}
+
 /// Why a pass could not be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -130,7 +142,7 @@ pub trait ModelRunner {
 
     /// Makes `new` known with the first positions of `source`'s caches (target and, if it `drafts`, draft context);
     /// `source` is not changed. Returns how many positions it took, at most `length`; 0, and `new` stays unknown, where
-    /// that is not possible.
+    /// that is not possible; so it does where the call fails.
     fn fork(
         &mut self,
         new: RequestId,
@@ -139,9 +151,8 @@ pub trait ModelRunner {
         drafts: bool,
     ) -> Result<usize, RunnerError>;
 
-    /// Whether a request can only be forked at its present length or where the last part of its prompt began, as with
-    /// recurrent states. Then the engine ends a part at the last page border before a prompt's last token.
-    fn forks_at_parts(&self) -> bool;
+    /// Where requests can be forked.
+    fn forks(&self) -> Forks;
 
     /// Forgets requests, and what was reserved for them. Unknown ids are ignored.
     fn release(&mut self, ids: &[RequestId]);

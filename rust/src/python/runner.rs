@@ -6,7 +6,9 @@ use pyo3::types::PyDict;
 
 use crate::accept::{NumericsError, Rule};
 use crate::chain::{Chain, ConfidenceHead, Heads, MarkovHead, MarkovKind};
-use crate::engine::{Block, ChainBlock, DraftPass, Judgement, ModelRunner, PassRows, RequestId, RunnerError};
+use crate::engine::{
+    Block, ChainBlock, DraftPass, Forks, Judgement, ModelRunner, PassRows, RequestId, RunnerError,
+};
 use crate::params::SamplingParams;
 use crate::python::errors::log;
 use crate::python::params::unknown_head;
@@ -17,7 +19,7 @@ use crate::python::tensors::Tensor;
 pub struct PyRunner {
     object: Py<PyAny>,
     heads: HeadTensors,
-    forks_at_parts: bool,
+    forks: Forks,
     /// Decides on the models' device, where there are kernels for it.
     sampler: Option<Sampler>,
     /// Requests of the last draft pass.
@@ -28,10 +30,15 @@ impl PyRunner {
     /// Wraps `object`; `heads` is the dictionary that `dspark.serve.heads.heads_to_core` makes of a draft's heads. An attribute `sampler`
     /// (`dspark.kernels.sampler`) that is not `None` decides where the rows lie.
     pub fn new(object: Py<PyAny>, heads: &Bound<'_, PyDict>) -> PyResult<Self> {
-        let forks_at_parts = object.bind(heads.py()).getattr("forks_at_parts")?.extract()?;
+        let is = |attribute: &str| object.bind(heads.py()).getattr(attribute)?.extract::<bool>();
+        let forks = match (is("can_fork")?, is("forks_at_parts")?) {
+            (false, _) => Forks::Never,
+            (true, true) => Forks::AtParts,
+            (true, false) => Forks::Anywhere,
+        };
         let sampler = object.bind(heads.py()).getattr_opt("sampler")?.filter(|sampler| !sampler.is_none());
         let sampler = sampler.map(|sampler| Sampler::new(&sampler)).transpose()?;
-        Ok(PyRunner { object, heads: HeadTensors::from_py(heads)?, forks_at_parts, sampler, drafting: 0 })
+        Ok(PyRunner { object, heads: HeadTensors::from_py(heads)?, forks, sampler, drafting: 0 })
     }
 
     /// Calls a method and reads its answer. An exception is logged with its traceback and fails the pass.
@@ -102,8 +109,8 @@ impl ModelRunner for PyRunner {
         self.call("fork", (new, source, length, drafts), |taken| taken.extract())
     }
 
-    fn forks_at_parts(&self) -> bool {
-        self.forks_at_parts
+    fn forks(&self) -> Forks {
+        self.forks
     }
 
     fn release(&mut self, ids: &[RequestId]) {

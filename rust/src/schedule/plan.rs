@@ -267,7 +267,7 @@ impl DelayedSearch {
     /// Budgets from `lag` rounds ago: 1 where the rounds run one after the other, 2 in the paper, whose
     /// next pass is laid out before the last one has ended.
     pub fn new(lag: NonZeroUsize) -> Self {
-        Self { lag: lag.get(), earlier: VecDeque::with_capacity(lag.get() + 1) }
+        Self { lag: lag.get(), earlier: VecDeque::new() }
     }
 
     /// Plans a round and remembers it. Call it once for each round, whatever the round does with the plan.

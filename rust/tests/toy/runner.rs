@@ -119,6 +119,12 @@ pub struct ToyRunner {
     /// See `fail_draft_of`.
     pub fail_feed_of: Option<RequestId>,
     pub at_parts: bool,
+    /// Every fork fails.
+    pub fail_fork: bool,
+    /// Nothing can be forked.
+    pub never_forks: bool,
+    /// Rows behind a fork that a source remembers: with more it refuses.
+    pub window: Option<usize>,
     /// Gives every drafted token a confidence.
     pub confident: bool,
     /// One call in so many fails, by this generator, and one in three of those behind it: trouble comes in runs.
@@ -315,9 +321,15 @@ impl ModelRunner for ToyRunner {
     ) -> Result<usize, RunnerError> {
         self.may_fail_once("fork")?;
         self.may_fail("fork", [new].into_iter())?;
+        if self.fail_fork {
+            return Err(RunnerError("out of memory".into()));
+        }
         let mut caches = self.caches.lock().unwrap();
         let known = caches.get(&source).expect("a known source");
         self.works_after_all(new);
+        if self.window.is_some_and(|window| known.rows.len() > length + window) {
+            return Ok(0);
+        }
         let Some(forked) = known.fork(length, drafts, self.at_parts) else { return Ok(0) };
         let taken = forked.rows.len();
         let cache = caches.get_mut(&new).expect("a reservation");
@@ -326,8 +338,12 @@ impl ModelRunner for ToyRunner {
         Ok(taken)
     }
 
-    fn forks_at_parts(&self) -> bool {
-        self.at_parts
+    fn forks(&self) -> Forks {
+        match (self.never_forks, self.at_parts) {
+            (true, _) => Forks::Never,
+            (false, true) => Forks::AtParts,
+            (false, false) => Forks::Anywhere,
+        }
     }
 
     fn release(&mut self, ids: &[RequestId]) {
