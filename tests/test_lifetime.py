@@ -47,11 +47,14 @@ def test_leaving_the_interpreter_ends_what_runs() -> None:
 
 FORKS = """
 import os, sys
-from dspark import DSparkDecoder, SamplingParams
+import numpy as np
+from dspark import DSparkDecoder, SamplingParams, core
 from dspark.errors import CapacityError, ConfigError
 
 endless = SamplingParams(ignore_eos=True)
 with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", policy="fixed") as decoder:
+    # Two at a time, so that the core's own threads are there.
+    decoder.generate([[1, 2, 3], [4, 5, 6]], SamplingParams(max_tokens=9, ignore_eos=True))
     stream = decoder.stream([1, 2, 3], endless)
     next(stream)
     if (child := os.fork()) == 0:
@@ -62,6 +65,8 @@ with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", policy="f
                 ask()
             except (CapacityError, ConfigError) as error:
                 said.append(str(error))
+        rows, params, noise = np.zeros((4, 8), np.float32), [SamplingParams()] * 2, [core.Noise(1, 1)] * 2
+        said.append(len(core.accept_batch(rows, [[1], [2]], rows[:2], "rejection", params, noise)))
         print(*said, sep="\\n", flush=True)
         decoder.close()
         sys.exit(0)  # through the hooks of the interpreter's end
@@ -77,6 +82,6 @@ def test_a_fork_has_no_decoder() -> None:
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     why = "decoder was made before this process was forked: threads do not come along, torch's neither, so"
-    state, *said = done.stdout.splitlines()
-    assert state == "forked" and len(said) == 4
+    state, *said, decided = done.stdout.splitlines()
+    assert (state, len(said), decided) == ("forked", 4, "2")
     assert all(line.startswith(f"{'a' if line is said[-1] else 'the'} {why}") for line in said)
