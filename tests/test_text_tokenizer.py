@@ -143,7 +143,7 @@ def test_end_tokens_come_from_the_generation_settings_first(
     assert eos_token_ids(tmp_path) == expected
 
 
-@pytest.mark.parametrize("found", ["</s>", [1, "2"], True, -1, 1.5])
+@pytest.mark.parametrize("found", ["</s>", [1, "2"], True, -1, 1.5, 2**31, [0, 2**40]])
 def test_an_end_token_that_is_no_id_is_refused(tmp_path: Path, found: Any) -> None:
     write(tmp_path, "config.json", {"eos_token_id": found})
     with pytest.raises(CheckpointError, match=r"config\.json: eos_token_id"):

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dspark.errors import CheckpointError
+from dspark.checkpoint.config_file import LARGEST
+from dspark.errors import CheckpointError, shown
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -35,9 +36,9 @@ def eos_token_ids(directory: Path) -> tuple[int, ...]:
         if found is None:
             continue
         ids = found if isinstance(found, list) else [found]
-        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= LARGEST for i in ids):
             raise CheckpointError(
-                f"{directory / name}: eos_token_id is {found!r}, expected a token id or a list of them"
+                f"{directory / name}: eos_token_id is {shown(found)}, expected a token id or a list of them"
             )
         return tuple(dict.fromkeys(ids))
     return ()
