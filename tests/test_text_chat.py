@@ -6,9 +6,11 @@ import json
 import shutil
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 import dspark.pretrained
 from dspark.errors import CheckpointError, RequestError
@@ -21,6 +23,12 @@ MESSAGES = [
     {"role": "assistant", "content": "Nobody."},
     {"role": "user", "content": [{"type": "text", "text": "And now?"}]},
 ]
+CALLED = [
+    *MESSAGES,
+    {"role": "assistant", "content": None, "tool_calls": [{"name": "look", "arguments": {"at": None}}]},
+    {"role": "tool", "content": "nobody", "tool_calls": None},
+]
+"""With nulls, as clients made for other servers send them."""
 TOOLS = [
     {
         "type": "function",
@@ -47,6 +55,7 @@ RICH = """{{ bos_token }}{% if tools is not none and tools %}
     {% set state.turns = state.turns + 1 %}
 {{ '<' + message.role + '>' }}
 {% generation %}{{ part(message.content) }}{% endgeneration %}{{ eos_token }}
+{% if "tool_calls" in message %}{{ message.tool_calls | length }}{{ message.tool_calls | tojson }}{% endif %}
 {% endfor %}
 {{ {'turns': state.turns, 'html': '<&>'} | tojson }}
 {% if add_generation_prompt %}
@@ -71,19 +80,61 @@ def text_of(tokenizer: Tokenizer, *args: Any, **kwargs: Any) -> str:
     return tokenizer.decode(tokenizer.render_chat(*args, **kwargs), skip_special_tokens=False)
 
 
+@pytest.mark.parametrize("messages", [MESSAGES, CALLED], ids=["plain", "nulls"])
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}, {"add_generation_prompt": False}])
 def test_a_chat_is_laid_out_as_by_transformers(
-    checkpoint: Path, tools: list[dict[str, Any]] | None, variables: dict[str, bool]
+    checkpoint: Path,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    variables: dict[str, bool],
 ) -> None:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = configure(checkpoint, chat_template=RICH, tokenizer_class="PreTrainedTokenizerFast")
     theirs = PreTrainedTokenizerFast.from_pretrained(checkpoint).apply_chat_template(
-        MESSAGES, tools=tools, tokenize=False, **({"add_generation_prompt": True} | variables)
+        messages, tools=tools, tokenize=False, **({"add_generation_prompt": True} | variables)
     )
-    assert text_of(tokenizer, MESSAGES, tools, **variables) == theirs
+    assert text_of(tokenizer, messages, tools, **variables) == theirs
     assert "[Answer <briefly> & well.]" in theirs  # and the comparison saw a real chat
+
+
+def test_a_message_may_be_any_mapping(checkpoint: Path) -> None:
+    tokenizer = configure(
+        checkpoint, chat_template="{{ messages[0].content }}{{ messages[0].calls | tojson }}"
+    )
+    message = {"role": "assistant", "content": None, "calls": [MappingProxyType({"name": "look"})]}
+    assert text_of(tokenizer, [MappingProxyType(message)]) == '[{"name": "look"}]'
+    assert message["content"] is None
+
+
+def test_documents_are_none_unless_given(checkpoint: Path) -> None:
+    template = "{{ documents is none }}{% if documents %}{{ documents | length }}{% endif %}"
+    tokenizer = configure(checkpoint, chat_template=template)
+    assert text_of(tokenizer, MESSAGES) == "True"
+    assert text_of(tokenizer, MESSAGES, documents=[{"title": "a", "text": "b"}]) == "False1"
+
+
+@pytest.mark.parametrize("name", ["continue_final_message", "tokenize", "max_length", "return_dict"])
+def test_keywords_of_another_renderer_are_refused(checkpoint: Path, name: str) -> None:
+    tokenizer = configure(checkpoint, chat_template="plain")
+    with pytest.raises(RequestError, match=f"^{name} is a keyword of transformers' renderer"):
+        tokenizer.render_chat(MESSAGES, **{name: True})  # type: ignore[arg-type]
+
+
+def test_a_template_is_compiled_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile_ = ImmutableSandboxedEnvironment.from_string
+
+    def count(self: Any, source: str, *args: Any) -> Any:
+        compiled.append(source)
+        return compile_(self, source, *args)
+
+    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", count)
+    template = "{{ messages | length }}{% for tool in tools or [] %}{{ tool.type }}{% endfor %}"
+    tokenizer = configure(checkpoint, chat_template=template)
+    texts = [text_of(tokenizer, MESSAGES[:many], tools) for many in (1, 2) for tools in (None, TOOLS)]
+    assert texts == ["1", "1function", "2", "2function"] and compiled == [template]
 
 
 def test_the_templates_special_tokens_are_single_ids_and_not_doubled(checkpoint: Path) -> None:
