@@ -300,6 +300,12 @@ def test_no_place_for_a_cache_is_no_error(models: Models, monkeypatch: pytest.Mo
     assert found is not None and found.source.startswith("measured")
 
 
+def test_a_cache_of_nobody_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSPARK_CACHE", "~no-such-user-of-ours/cache")
+    with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", max_batch_size=1) as decoder:
+        assert decoder.info()["cost_table"].startswith("measured at start in ")
+
+
 def test_nothing_is_measured_where_nothing_is_planned(
     cache: Path, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,12 @@ def test_unknown_models_are_refused() -> None:
         DSparkDecoder.from_pretrained("no-such-model")
 
 
+@pytest.mark.parametrize("path", ["~no-such-user-of-ours/c.json", "x" * 5000], ids=shown)
+def test_a_calibration_that_cannot_be_looked_at(path: str) -> None:
+    with pytest.raises(CheckpointError, match=r"no such home directory|cannot be looked at: File name"):
+        DSparkDecoder.from_pretrained("tiny", "tiny-draft", policy="fixed", calibration=path)
+
+
 def test_a_request_that_can_never_fit_the_cache(decoders: Decoders) -> None:
     decoder = decoders(max_kv_tokens=64)
     results = decoder.generate(

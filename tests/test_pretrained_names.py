@@ -54,6 +54,15 @@ def test_an_unknown_name_says_what_is_known(name: str, role: Any, said: str) -> 
         resolve(name, role)
 
 
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_path_that_cannot_be_looked_at_is_said_in_a_sentence(role: Any) -> None:
+    nobody = "~no-such-user-of-ours/m"
+    with pytest.raises(CheckpointError, match=f"^{role} is '{nobody}', and there is no such home directory"):
+        resolve(nobody, role)
+    with pytest.raises(CheckpointError, match=r"^'xxx.{,90} cannot be looked at: File name too long"):
+        resolve("x" * 5000, role)
+
+
 def test_a_file_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"")
     with pytest.raises(CheckpointError, match="is a file"):
@@ -94,6 +103,9 @@ def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch) -> No
     assert cache_root() == Path("/var/xdg/dspark")
     monkeypatch.setenv("DSPARK_CACHE", "~/models")
     assert cache_root() == Path("/home/someone/models")
+    monkeypatch.setenv("DSPARK_CACHE", "~no-such-user-of-ours/cache")
+    with pytest.raises(CheckpointError, match=r"^DSPARK_CACHE is .* and there is no such home directory"):
+        cache_root()
 
 
 def is_complete(directory: Path) -> bool:

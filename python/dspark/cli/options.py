@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspark.cli.show import Progress
 from dspark.errors import ConfigError, RequestError
+from dspark.paths import expanded, is_directory
 from dspark.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def draft_of(options: argparse.Namespace) -> str | None:
 
         if not is_hub_id(options.target):  # nothing is fetched for an error
             resolve(options.target, "target")
-        here = "" if Path(options.target).expanduser().is_dir() else ", which is no directory here"
+        here = "" if is_directory(expanded(options.target, "target")) else ", which is no directory here"
         raise ConfigError(
             f"no draft is known for the target {options.target!r}{here}: give --draft DIR, or --no-draft"
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dspark.errors import CheckpointError
+from dspark.paths import expanded
 
 Progress = Callable[[str], None]
 
@@ -21,10 +22,10 @@ log: Progress = logging.getLogger("dspark").info
 def cache_root() -> Path:
     """Where fetched models live: `$DSPARK_CACHE`, else `$XDG_CACHE_HOME/dspark`, else `~/.cache/dspark`.
 
-    Raises `CheckpointError` where there is no home directory."""
+    Raises `CheckpointError` where there is no such home directory."""
     own = os.environ.get("DSPARK_CACHE")
     if own:
-        return Path(own).expanduser()
+        return expanded(own, "DSPARK_CACHE")
     # The XDG rule: a relative path there is invalid and is ignored.
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if xdg.is_absolute():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from dspark.errors import CheckpointError, first_line
+from dspark.paths import expanded, is_directory, is_file
 from dspark.pretrained.cache import Progress, log
 from dspark.pretrained.smollm2 import smollm2_directory
 
@@ -25,15 +26,15 @@ def resolve(name_or_path: str | PathLike[str], role: Role, progress: Progress = 
 
     Known targets are `tiny` (embedded) and `smollm2` (converted into the cache on first use), known drafts
     `tiny-draft` (embedded) and `smollm2-draft` (in a source checkout). Hub ids need the extra `dspark[hub]`.
-    A directory wins over a known name. CheckpointError where nothing is found.
+    A directory wins over a known name. CheckpointError where nothing can be found.
     """
-    path = Path(name_or_path).expanduser()
+    path = expanded(name_or_path, role)
     name = str(name_or_path)
-    if name and path.is_dir():  # an empty name would be the working directory
+    if name and is_directory(path):  # an empty name would be the working directory
         return path
     if name in _KNOWN[role]:
         return _known(name, progress)
-    if path.is_file():
+    if is_file(path):
         raise CheckpointError(
             f"{path} is a file; a {role} is given as the directory that holds its config.json"
         )

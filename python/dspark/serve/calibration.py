@@ -16,6 +16,7 @@ from dspark import _core
 from dspark.checkpoint.calibration import Entry, read_calibrations
 from dspark.draft.config import DraftConfig
 from dspark.errors import CheckpointError, ConfigError
+from dspark.paths import expanded, is_file
 from dspark.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ def in_force(options: Options, models: Models) -> InForce:
     if not models.has_confidence or models.draft is None or models.paths[1] is None:
         return InForce([], "none: no draft with a confidence head")
     if given is not None:
-        path = Path(given).expanduser()
-        if not path.is_file():
+        path = expanded(given, "calibration")
+        if not is_file(path):
             raise ConfigError(
                 f"calibration must be a Calibration or a file, and there is no file {str(path)!r}"
             )
