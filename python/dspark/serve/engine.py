@@ -25,16 +25,20 @@ class EngineThread:
     """
 
     def __init__(self, make: Callable[[], tuple[Models, _core.Engine]]) -> None:
-        _claim()
+        _check_process()
         self._closed = False
         loaded: Future[tuple[Models, _core.Engine]] = Future()
-        self._thread = threading.Thread(target=_serve, args=(make, loaded), name="dspark-engine", daemon=True)
+        # A thread keeps its arguments as long as it runs, and `make` leads to the caller, who may hold us:
+        # the thread takes it out of this list.
+        job = [make]
+        self._thread = threading.Thread(target=_serve, args=(job, loaded), name="dspark-engine", daemon=True)
         self._thread.start()
         try:
             self.models, self.core = loaded.result()
         except BaseException:
             # Ctrl-C while models load: they must not be served to nobody once they are there.
             loaded.add_done_callback(_abandon)
+            del loaded  # it holds the error, which holds this frame: the models would stay in the circle
             raise
         # Anew with each decoder: hooks run last in, first out, so this one comes before those of its models.
         atexit.unregister(_end_all)
@@ -74,11 +78,8 @@ _process: int | None = None
 """The one that made the first decoder, and so every decoder: no other can make one."""
 
 
-def _claim() -> None:
-    global _process
-    if _process is None:
-        _process = os.getpid()
-    if not _is_here():
+def _check_process() -> None:
+    if _process is not None and not _is_here():
         raise ConfigError(f"a decoder was made before this process was forked: {SPAWN}")
 
 
@@ -88,13 +89,17 @@ def _is_here() -> bool:
 
 
 def _serve(
-    make: Callable[[], tuple[Models, _core.Engine]], loaded: Future[tuple[Models, _core.Engine]]
+    job: list[Callable[[], tuple[Models, _core.Engine]]], loaded: Future[tuple[Models, _core.Engine]]
 ) -> None:
+    global _process
+    make = job.pop()
     try:
         models, core = make()
     except BaseException as error:  # whoever waits for the models gets it
         loaded.set_exception(error)
+        del make, loaded  # the error holds this frame
         return
+    _process = os.getpid()
     thread = threading.current_thread()
     _running[thread] = core
     loaded.set_result((models, core))
