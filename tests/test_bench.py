@@ -250,9 +250,9 @@ def test_what_is_timed_was_not_warmed_up_with(monkeypatch: pytest.MonkeyPatch) -
     with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", max_batch_size=2) as decoder:
         submission = decoder._submission
 
-        def see(prompt: Any, params: Any) -> Any:
+        def see(prompt: Any, params: Any, called: float) -> Any:
             asked[params.max_tokens].append(tuple(prompt))
-            return submission(prompt, params)
+            return submission(prompt, params, called)
 
         monkeypatch.setattr(decoder, "_submission", see)
         prompts = [[i + 1] for i in range(240)]

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from commandline import link_target
 from dspark import (
     CapacityError,
     DSparkDecoder,
@@ -218,6 +219,24 @@ def test_logprobs_are_the_targets(decoders: Decoders) -> None:
     assert decoders().generate(PROMPT, greedy()).logprobs is None
 
 
+def test_results_of_numpys_numbers_are_plain(decoders: Decoders) -> None:
+    params = SamplingParams(
+        temperature=np.float64(0.7),
+        seed=np.int64(5),  # type: ignore[arg-type]
+        n=np.int64(2),  # type: ignore[arg-type]
+        max_tokens=np.int64(9),  # type: ignore[arg-type]
+        top_k=np.int64(40),  # type: ignore[arg-type]
+        logprobs=np.int64(1),  # type: ignore[arg-type]
+        logit_bias={np.int64(222): np.float64(100.0)},  # type: ignore[dict-item]
+        stop_token_ids=[np.int64(222)],  # type: ignore[list-item]
+        timeout=np.float64(60.0),
+    )
+    samples: Any = decoders().generate(np.array(decoders().models.tokens(PROMPT)), params)
+    assert [sample.stop_reason for sample in samples] == [222, 222]
+    json.dumps([sample.to_json() for sample in samples])
+    assert type(samples[1].seed) is type(samples[1].sample) is int
+
+
 def test_blocks_shorter_than_the_checkpoints_are_prefixes(decoders: Decoders) -> None:
     whole = decoders().generate(PROMPT, greedy())
     for block_size in (1, 3):
@@ -278,6 +297,18 @@ def test_what_is_not_given_comes_from_the_generation_config(tmp_path: Path) -> N
 def test_chat_without_a_template_is_refused(decoders: Decoders) -> None:
     with pytest.raises(RequestError, match="chat template"):
         decoders().chat([{"role": "user", "content": "hello"}])
+
+
+def test_a_chat_of_which_the_template_makes_nothing_is_refused(tmp_path: Path) -> None:
+    """And is no list of no prompts."""
+    link_target(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    )
+    with DSparkDecoder.from_pretrained(tmp_path, device="cpu") as decoder:
+        with pytest.raises(RequestError, match="the prompt is empty"):
+            decoder.chat([{"role": "system", "content": "be brief"}])
+        assert len(decoder.chat([{"role": "user", "content": PROMPT}], greedy()).token_ids) == 40
 
 
 def test_a_target_without_tokenizer_answers_token_ids(tmp_path: Path) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from commandline import talking_target
 from dspark import DSparkDecoder, SamplingParams
+from dspark.text import Tokenizer
 from load_driver import settle
 
 PROMPT = "def read(self, size):\n"
@@ -64,3 +71,37 @@ class Busy:
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
+
+
+@pytest.mark.parametrize("way", ["one", "list", "samples", "chat", "stream", "astream"])
+def test_what_a_prompt_takes_to_be_read_counts(way: str, reader: DSparkDecoder) -> None:
+    """A long text takes a while: the timeout and the times count from the call, whichever it is."""
+
+    async def last() -> Any:
+        return [piece.result async for piece in reader.astream(PROMPT, endless(timeout=0.1))][-1]
+
+    ways: dict[str, Callable[[], Any]] = {
+        "one": lambda: reader.generate(PROMPT, endless(timeout=0.1)),
+        "list": lambda: reader.generate([PROMPT], endless(timeout=0.1))[0],
+        "samples": lambda: reader.generate(PROMPT, endless(timeout=0.1, n=2))[1],  # type: ignore[index]
+        "chat": lambda: reader.chat([{"role": "user", "content": PROMPT}], endless(timeout=0.1)),
+        "stream": lambda: list(reader.stream(PROMPT, endless(timeout=0.1)))[-1].result,
+        "astream": lambda: asyncio.run(last()),
+    }
+    result = ways[way]()
+    assert (result.finish_reason, result.token_ids) == ("abort", ())
+    assert result.timing.total_s >= 0.3 and result.timing.queue_s >= 0.3
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DSparkDecoder]:
+    """A decoder that takes 0.3 s to read a text, from a target with a chat template."""
+    read = Tokenizer._encode
+
+    def slowly(*arguments: Any, **more: Any) -> list[int]:
+        time.sleep(0.3)
+        return read(*arguments, **more)
+
+    with DSparkDecoder.from_pretrained(talking_target(tmp_path), device="cpu") as decoder:
+        monkeypatch.setattr(Tokenizer, "_encode", slowly)
+        yield decoder

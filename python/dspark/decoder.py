@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -176,19 +177,20 @@ class DSparkDecoder:
         a list of n results (which the types above leave out: they depend on a value). `params` may be a list,
         one for each prompt.
 
-        Alone, a bad prompt or a failure raises (`RequestError`, `CapacityError`, `NumericsError`); in a
-        list it becomes a result with finish_reason "error" and `.error`, and the others go on. Ctrl-C
-        cancels the call's requests.
+        Alone, a bad prompt or a failure raises: `RequestError`, `CapacityError`, `NumericsError`, or another
+        `DSparkError` where the models or a pass of them failed. In a list it becomes a result with
+        finish_reason "error" and `.error`, and the others go on. Ctrl-C cancels the call's requests.
 
         Where the queue is full, `QueueFullError` is raised at once. Prompts of a list, and samples, that find
         it full while others of the call run or wait are submitted as those end: a list may be longer than the
         queue. A `timeout` counts from the call.
         """
+        called = time.monotonic()
         prompts = _as_list(prompts)
         if _is_one_prompt(prompts):
-            return self._generate_one(prompts, _one(params))
+            return self._generate_one(prompts, _one(params), called)
         each = _one_each(params, len(prompts))
-        return self._generate_list(list(zip(prompts, each, strict=True)))
+        return self._generate_list(list(zip(prompts, each, strict=True)), called)
 
     def chat(
         self,
@@ -197,13 +199,17 @@ class DSparkDecoder:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_options: Any,
-    ) -> Any:
+    ) -> GenerationResult:
         """Generates the answer to a conversation: `[{"role": "user", "content": "..."}, ...]`.
 
         The target's chat template renders it, with `tools` and the template's own options
-        (`enable_thinking=False`). Raises `RequestError` without a template or if it refuses the messages.
+        (`enable_thinking=False`). Raises `RequestError` without a template or if it refuses the messages, and
+        what `generate` raises for a prompt alone. With `n` > 1 the answer is a list, as there.
         """
-        return self.generate(self.render_chat(messages, tools=tools, **template_options), params)
+        called = time.monotonic()
+        prompt = self.render_chat(messages, tools=tools, **template_options)
+        result: GenerationResult = self._generate_one(prompt, _one(params), called)
+        return result
 
     def render_chat(
         self,
@@ -221,7 +227,7 @@ class DSparkDecoder:
         The request starts with the call. Closing or dropping the iterator cancels it. Raises as
         `generate` does for a prompt alone; `n` must be 1.
         """
-        return PieceStream(self._engine, self._submission(prompt, _one_sample(params)))
+        return PieceStream(self._engine, self._submission(prompt, _one_sample(params), time.monotonic()))
 
     def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncPieceStream:
         """`stream` on the running asyncio event loop: `async for piece in decoder.astream(...)`.
@@ -229,7 +235,8 @@ class DSparkDecoder:
         The request starts with the call, which raises at once what can be said at once. Closing (`aclose`)
         or dropping the iterator cancels the request, and so does cancelling the task that waits for a piece.
         """
-        return AsyncPieceStream(self._engine, self._submission(prompt, _one_sample(params)))
+        called = time.monotonic()
+        return AsyncPieceStream(self._engine, self._submission(prompt, _one_sample(params), called))
 
     def info(self) -> dict[str, Any]:
         """What runs where and why: models, devices, attention, policy, and what is switched off.
@@ -284,15 +291,16 @@ class DSparkDecoder:
     ) -> None:
         self.close()
 
-    def _generate_one(self, prompt: Any, params: SamplingParams | None) -> Any:
-        results = run_together(self._engine, self._submissions(prompt, params), raises=True)
+    # `called`: when the call began, by `time.monotonic`.
+    def _generate_one(self, prompt: Any, params: SamplingParams | None, called: float) -> Any:
+        results = run_together(self._engine, self._submissions(prompt, params, called), raises=True)
         for result in results:
             if result.error is not None:
                 raise result.error
         return results if _samples(params) > 1 else results[0]
 
-    def _generate_list(self, requests: list[tuple[Any, SamplingParams | None]]) -> list[Any]:
-        jobs = (job for prompt, params in requests for job in self._jobs(prompt, params))
+    def _generate_list(self, requests: list[tuple[Any, SamplingParams | None]], called: float) -> list[Any]:
+        jobs = (job for prompt, params in requests for job in self._jobs(prompt, params, called))
         results = iter(run_together(self._engine, jobs))
         each = [[next(results) for _ in range(_samples(params))] for _, params in requests]
         return [
@@ -300,18 +308,20 @@ class DSparkDecoder:
             for samples, (_, params) in zip(each, requests, strict=True)
         ]
 
-    def _jobs(self, prompt: Any, params: SamplingParams | None) -> Sequence[Submission | GenerationResult]:
+    def _jobs(
+        self, prompt: Any, params: SamplingParams | None, called: float
+    ) -> Sequence[Submission | GenerationResult]:
         try:
-            return self._submissions(prompt, params)
+            return self._submissions(prompt, params, called)
         except DSparkError as error:
-            bad = Submission((), _DEFAULT, 0, 0, 0, (), None, self._models.speculation)
+            bad = Submission((), _DEFAULT, 0, 0, 0, (), None, self._models.speculation, called)
             return [replace(bad, sample=i).failed(error) for i in range(_samples(params))]
 
-    def _submissions(self, prompt: Any, params: SamplingParams | None) -> list[Submission]:
-        first = self._submission(prompt, params)
+    def _submissions(self, prompt: Any, params: SamplingParams | None, called: float) -> list[Submission]:
+        first = self._submission(prompt, params, called)
         return [replace(first, sample=i) for i in range(first.params.n)]
 
-    def _submission(self, prompt: Any, params: SamplingParams | None) -> Submission:
+    def _submission(self, prompt: Any, params: SamplingParams | None, called: float) -> Submission:
         self._engine.check_process()
         if (state := self._engine.state) != "running":
             failed = "the decoder has failed: its engine has ended"
@@ -333,12 +343,13 @@ class DSparkDecoder:
         return Submission(
             prompt=tokens,
             params=params,
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            seed=secrets.randbits(64) if params.seed is None else int(params.seed),  # JSON has no numpy
             sample=0,
             max_tokens=wanted,
             end_ids=() if params.ignore_eos else models.end_token_ids,
             tokenizer=models.tokenizer,
             speculation=models.speculation if params.speculative else "off: speculative=False",
+            called=called,
         )
 
     def _most(self, prompt: Sequence[int], room: int) -> int:

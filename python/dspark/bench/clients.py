@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -48,7 +49,7 @@ def keep_busy(
     handles: list[Handle] = []
 
     def ask() -> None:
-        submission = decoder._submission(*next(requests))
+        submission = decoder._submission(*next(requests), time.monotonic())
         handles.append(submission.start(decoder._engine, notify=partial(ended.put, None)))
 
     until = Usage.of(decoder).tokens + tokens

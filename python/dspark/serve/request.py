@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,6 +28,8 @@ class Submission:
     end_ids: tuple[int, ...]
     tokenizer: Tokenizer | None
     speculation: str
+    called: float
+    """When its call began, by `time.monotonic`: its timeout and its times count from then."""
 
     def start(
         self,
@@ -34,10 +37,8 @@ class Submission:
         *,
         streams: bool = False,
         notify: Callable[[], Any] | None = None,
-        waited: float = 0.0,
     ) -> Handle:
-        """Submits the request. `waited`: seconds since the call that it belongs to; its timeout and its times
-        count from then.
+        """Submits the request.
 
         `notify` is called on the engine's thread when there is something to fetch; without `streams` that is
         the end alone. Raises `QueueFullError`, or `CapacityError` for what can never run.
@@ -52,7 +53,7 @@ class Submission:
             detokenizer=self._detokenizer() if self.params.stop_strings else None,
             streams=streams,
             notify=notify,
-            waited=waited,
+            waited=time.monotonic() - self.called,
         )
         return Handle(self, ticket, engine)
 

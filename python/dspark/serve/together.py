@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from functools import partial
 from queue import SimpleQueue
@@ -21,9 +20,8 @@ def run_together(
     What the engine's queue has no room for waits here until one of this call's own requests has ended. If
     none of them is left to wait for, the job fails with `QueueFullError`: the queue is full of others'
     requests, and nothing says when they end. A failure to submit becomes a result; with `raises` it cancels
-    the call and is raised. Interrupting the call cancels its requests. Timeouts count from the call.
+    the call and is raised. Interrupting the call cancels its requests.
     """
-    started = time.monotonic()
     ended: SimpleQueue[None] = SimpleQueue()
     running = 0
 
@@ -31,8 +29,7 @@ def run_together(
         nonlocal running
         while True:
             try:
-                waited = time.monotonic() - started
-                handle = job.start(engine, notify=partial(ended.put, None), waited=waited)
+                handle = job.start(engine, notify=partial(ended.put, None))
             except QueueFullError:
                 if running == 0:
                     raise
