@@ -35,13 +35,21 @@ def test_chat_reads_lines_and_remembers(target, monkeypatch):
     assert sum("acceptance length" in line for line in err.splitlines()) == 2
 
 
+class Terminal(io.StringIO):
+    """Stands for a terminal that is written to, or read from."""
+
+    def isatty(self):
+        return True
+
+
 class Typing:
     """Stands for a terminal at which these lines are typed; an exception among them is raised."""
 
     def __init__(self, *lines):
         self.lines = list(lines)
 
-    def __call__(self, question):
+    def __call__(self, question=""):
+        sys.stdout.write(question)
         line = self.lines.pop(0) if self.lines else EOFError()
         if isinstance(line, BaseException):
             raise line
@@ -51,21 +59,45 @@ class Typing:
 @pytest.fixture
 def typed(monkeypatch):
     def type_(*lines):
-        monkeypatch.setattr(sys, "stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
+        monkeypatch.setattr(sys, "stdin", Terminal())
         monkeypatch.setattr("builtins.input", Typing(*lines))
 
     return type_
 
 
-def test_chat_at_a_terminal(target, typed):
+def test_chat_at_a_terminal(target, typed, monkeypatch):
+    monkeypatch.setattr(io, "StringIO", Terminal)  # for the outputs, too
     pair = (*GREEDY, "--target", target, "--draft", "tiny-draft", "--max-tokens", 4)
     typed("one", "two")
     code, out, err = run("chat", *pair)
-    assert code == 0 and err.count("4 tokens in") == 2 and out.endswith("\n\n")  # Ctrl-D leaves the line
+    assert code == 0 and err.count("4 tokens in") == 2
+    assert out.startswith("> ") and out.endswith("\n> \n") and out.count("> ") == 3  # Ctrl-D leaves the line
     typed("one", KeyboardInterrupt())
     assert run("chat", *pair)[0] == 130
     typed("/exit", AssertionError("read on after /exit"))
     assert run("chat", *pair)[0] == 0
+
+
+def test_whoever_reads_the_answers_reads_no_prompts(target, typed, monkeypatch):
+    pair = (*GREEDY, "--target", target, "--draft", "tiny-draft", "--max-tokens", 4)
+    typed("one", "two")
+    code, out, err = run("chat", "--json", *pair)
+    first, second = map(json.loads, out.splitlines())
+    assert code == 0 and err == "> > > \n"
+    typed("one", "two")
+    code, out, err = run("chat", *pair)
+    assert code == 0 and out == f"{first['text']}\n{second['text']}\n" and err.count("> ") == 3
+    monkeypatch.setattr(io, "StringIO", Terminal)  # objects are kept apart at a terminal, too
+    typed("one")
+    code, out, err = run("chat", "--json", *pair)
+    assert code == 0 and json.loads(out)["text"] == first["text"] and err == "> > \n"
+
+
+def test_lines_that_are_no_text(target, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+    code, out, err = run("chat", *GREEDY, "--target", target, "--draft", "tiny-draft")
+    assert code == 2 and out == "" and err.count("\n") == 1
+    assert err.startswith("dspark: RequestError: standard input is no utf-8 text: ")
 
 
 def test_chat_goes_on_after_an_error_at_a_terminal(target, typed):

@@ -64,6 +64,13 @@ def test_errors_are_one_line_and_code_2(arguments, kind, words):
     assert error["type"] == kind and words in error["message"]
 
 
+def test_a_prompt_that_is_no_text(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xff"), encoding="utf-8"))
+    code, out, err = run("generate", "-")
+    assert code == 2 and out == "" and err.count("\n") == 1 and "unexpected" not in err
+    assert err.startswith("dspark: RequestError: standard input is no utf-8 text: ") and "0xff" in err
+
+
 def test_what_follows_two_dashes_is_no_flag():
     code, out, _ = run("generate", "--", "--json", "extra")
     assert code == 2 and out == ""

@@ -6,6 +6,7 @@ Where standard input is no terminal, each of its lines is a message; --json prin
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from dspark.cli.options import (
     template_options,
 )
 from dspark.cli.show import print_json, print_stream, say, summary
-from dspark.cli.streams import standard_input
+from dspark.cli.streams import as_text, input_lines, remark, standard_input, write
 from dspark.errors import DSparkError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from dspark.sampling import SamplingParams
 
 HELP = "talk with a model"
+
+PROMPT = "> "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,13 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Runs `dspark chat`."""
     params = sampling_params(options)
-    messages = standard_input()
-    interactive = messages.isatty()
+    interactive = standard_input().isatty()
+    # A file or a program that reads the answers wants nothing between them.
+    aside = options.json or not sys.stdout.isatty()
     opening = [{"role": "system", "content": options.system}] if options.system else []
     with open_decoder(options) as decoder:
         require_template(decoder)
         talk = _Conversation(decoder, params, opening, template_options(options), options.json)
-        for line in _typed_lines() if interactive else messages:
+        for line in _typed_lines(aside) if interactive else input_lines():
             message = line.rstrip("\n")
             if message == "/exit":
                 break
@@ -99,13 +103,17 @@ class _Conversation:
         say(summary(result))
 
 
-def _typed_lines() -> Iterator[str]:
-    """What the user types, until Ctrl-D."""
+def _typed_lines(aside: bool) -> Iterator[str]:
+    """What the user types, until Ctrl-D. `aside`: nothing but answers goes to standard output."""
     with suppress(ImportError):  # not on every platform
         import readline  # noqa: F401 - its import alone gives `input` line editing and a history
     while True:
+        if aside:
+            remark(PROMPT)
         try:
-            yield input("> ")
+            with as_text():
+                line = input("" if aside else PROMPT)
         except EOFError:
-            print()
+            (remark if aside else write)("\n")
             return
+        yield line

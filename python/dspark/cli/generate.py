@@ -16,7 +16,7 @@ from dspark.cli.options import (
     token_ids,
 )
 from dspark.cli.show import print_json, print_stream, say, summary, write_text
-from dspark.cli.streams import standard_input
+from dspark.cli.streams import read_input
 from dspark.errors import RequestError
 
 HELP = "generate text from a prompt"
@@ -67,7 +67,7 @@ def _prompt(options: argparse.Namespace) -> str | list[int]:
     given: str | None = options.prompt
     ids: list[int] | None = options.token_ids
     if given is not None and ids is None:
-        return standard_input().read() if given == "-" else given
+        return read_input() if given == "-" else given
     if ids is not None and given is None:
         if options.chat:
             raise RequestError("--chat renders a PROMPT, not --token-ids")

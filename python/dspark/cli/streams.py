@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from dspark.errors import ConfigError, DSparkError
+from dspark.errors import ConfigError, DSparkError, RequestError
 
 
 def prepare_output() -> None:
@@ -30,6 +31,26 @@ def standard_input() -> TextIO:
     if sys.stdin is None:
         raise ConfigError("standard input is closed, and the prompt is to be read from it")
     return sys.stdin
+
+
+def read_input() -> str:
+    """All of standard input; errors as in `input_lines`."""
+    return "".join(input_lines())
+
+
+def input_lines() -> Iterator[str]:
+    """Standard input, line by line; `ConfigError` if it is closed, `RequestError` for what is no text."""
+    with as_text():
+        yield from standard_input()
+
+
+@contextmanager
+def as_text() -> Iterator[None]:
+    """Raises `RequestError` for bytes of standard input that are not in its encoding."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input is no {error.encoding} text: {error}") from error
 
 
 def write(text: str) -> None:
