@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -47,6 +48,12 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("max_batch_size must be", {"max_batch_size": -1}),
     ("max_batch_size must be", {"max_batch_size": 2**70}),
     ("block_size must be", {"block_size": "3"}),
+    ("block_size must be", {"block_size": 10**5000}),
+    ("max_batch_size must be", {"max_batch_size": True}),
+    ("max_batch_size must be", {"max_batch_size": np.float64(8)}),
+    ("policy must be", {"policy": 10**5000}),
+    ("acceptance must be", {"acceptance": 10**5000}),
+    ("needs a confidence_threshold", {"policy": "threshold", "confidence_threshold": 10**5000}),
     ("policy must be", {"policy": None}),
     ("acceptance must be", {"acceptance": None}),
     ("device must be", {"device": None}),
@@ -61,10 +68,19 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "options"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("message", "options"), REFUSED, ids=lambda value: shown(value)[:40])
 def test_refused(message: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=message):
         DSparkDecoder.from_pretrained("tiny", "tiny-draft", **options)
+
+
+def test_whole_numbers_may_be_numpys(decoders: Decoders) -> None:
+    options = {"max_batch_size": np.int64(2), "block_size": np.int32(3), "max_model_len": np.uint16(64)}
+    decoder = decoders(**options)
+    assert len(decoder.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=9)).token_ids) == 9
+    info = decoder.info()
+    assert {name: info[name] for name in options} == options
+    json.dumps(info)
 
 
 def test_the_core_refuses_throughput_without_costs(decoders: Decoders) -> None:

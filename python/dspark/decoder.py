@@ -136,7 +136,7 @@ class DSparkDecoder:
             draft,
             device=str(parse_device(device)),  # here: the engine's thread has a current GPU of its own
             dtype=dtype,
-            block_size=block_size,
+            block_size=options.block_size,
             progress=progress,
         )
         return cls(load, options)

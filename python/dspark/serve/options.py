@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from dspark import _core
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, shown
 from dspark.memory import available_bytes
 
 if TYPE_CHECKING:
@@ -63,14 +64,20 @@ class Options:
         """Refuses what no model could make right; raises `ConfigError`."""
         for name in _WHOLE:
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or not 1 <= value < 2**31):
-                raise ConfigError(f"{name} must be a whole number from 1 to 2^31 - 1, not {value!r}")
+            if value is None:
+                continue
+            is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if not is_whole or not 1 <= value < 2**31:
+                raise ConfigError(f"{name} must be a whole number from 1 to 2^31 - 1, not {shown(value)}")
+            object.__setattr__(self, name, int(value))  # numpy's is none for JSON
         if (self.budget_lag or 0) > MOST_LAG:
             raise ConfigError(f"budget_lag is {self.budget_lag} rounds; expected at most {MOST_LAG}")
         if self.acceptance not in ACCEPTANCE:
-            raise ConfigError(f"acceptance must be one of {', '.join(ACCEPTANCE)}, not {self.acceptance!r}")
+            raise ConfigError(
+                f"acceptance must be one of {', '.join(ACCEPTANCE)}, not {shown(self.acceptance)}"
+            )
         if self.policy not in POLICIES:
-            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}")
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, not {shown(self.policy)}")
         threshold = self.confidence_threshold
         if self.policy == "threshold":
             if (
@@ -79,7 +86,7 @@ class Options:
                 or not 0 <= threshold <= 1
             ):
                 raise ConfigError(
-                    f'policy "threshold" needs a confidence_threshold between 0 and 1, not {threshold!r}'
+                    f'policy "threshold" needs a confidence_threshold between 0 and 1, not {shown(threshold)}'
                 )
         elif threshold is not None:
             raise ConfigError(
