@@ -23,6 +23,7 @@ from dspark import (
     NumericsError,
     RequestError,
     SamplingParams,
+    Timing,
 )
 from dspark.pretrained import resolve
 
@@ -380,6 +381,16 @@ def test_threads_share_one_engine(decoders: Decoders) -> None:
     for worker in workers:
         worker.join()
     assert all(found[i] == expected[i % 5] for i in range(20))
+
+
+@pytest.mark.parametrize(
+    ("percentile", "place"), [(0, 1), (10, 1), (11, 2), (50, 5), (51, 6), (90, 9), (99, 10), (100, 10)]
+)
+def test_percentiles_are_of_the_nearest_rank(percentile: float, place: int) -> None:
+    gaps = tuple(float(place) for place in (3, 1, 2, 10, 9, 8, 4, 5, 6, 7))
+    assert Timing(0, 0, 0, 0, 0, 0, None, gaps).inter_token_s(percentile) == place
+    assert Timing(0, 0, 0, 0, 0, 0, None, ()).inter_token_s(percentile) is None
+    assert Timing(0, 0, 0, 0, 0, 0, None, gaps * 10).inter_token_s(7) == 1.0, "7 of 100, not 8"
 
 
 def test_timing_and_stats_add_up(decoders: Decoders) -> None:

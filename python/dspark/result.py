@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -53,12 +54,12 @@ class Timing:
     """Time between tokens: a round's gap divided by its tokens, once for each of them."""
 
     def inter_token_s(self, percentile: float) -> float | None:
-        """The given percentile (0 to 100, nearest rank) of the time between tokens; `None` without one."""
+        """The given percentile (0 to 100) of the time between tokens, by nearest rank: the shortest gap
+        that so many are not longer than. `None` without one."""
         if not self.gaps_s:
             return None
-        ordered = sorted(self.gaps_s)
-        rank = round(percentile / 100 * (len(ordered) - 1))
-        return ordered[rank]
+        rank = math.ceil(percentile * len(self.gaps_s) / 100)
+        return sorted(self.gaps_s)[max(rank, 1) - 1]
 
     def to_json(self) -> dict[str, float | None]:
         """Plain numbers."""
@@ -81,7 +82,8 @@ class GenerationResult:
     """The outcome of one request."""
 
     text: str
-    """The generated text; empty if the target has no tokenizer."""
+    """The generated text, empty if the target has no tokenizer. It is what the generated ids decode to by
+    themselves: with tokenizers that mark where words begin (Metaspace, Strip) a first space is missing."""
     token_ids: tuple[int, ...]
     """The generated tokens, a stopping token included."""
     prompt_token_ids: tuple[int, ...]
