@@ -1,8 +1,9 @@
-"""The errors of dspark: one base class, one class for each kind of caller's mistake."""
+"""The errors of dspark: one base class, and one class for each kind of failure that callers tell apart."""
 
 
 class DSparkError(Exception):
-    """Base class of every error that dspark raises on purpose."""
+    """Base class of every error that dspark raises on purpose, and the class of those that have no other, as
+    where a pass of the models failed."""
 
     def to_json(self) -> dict[str, str]:
         """The object that the command line prints under `error`."""
