@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 
 from commandline import run
 from dspark import DSparkDecoder, SamplingParams
+from dspark.bench.cells import Cell
+from dspark.bench.run import Bench, ModeRuns
 from dspark.calibrate.rollout import Plan
 from dspark.draft import DraftContext, DSparkDraftModel
 from dspark.errors import DSparkError
@@ -152,6 +155,31 @@ def test_nothing_is_measured_with_a_draft_that_fails(
     code, out, err = run(command, *how, *written)
     assert (code, out) == (2, "") and not output.exists()
     assert "DSparkError: the draft failed" in err and "out of memory" in err
+
+
+@pytest.mark.parametrize("call", [0, 5])
+def test_nothing_is_audited_with_a_draft_that_fails(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    break_down(monkeypatch, "block", [call])
+    code, out, err = run("audit", "--tokens", 16, "--samples", 2, "--device", "cpu")
+    assert (code, out) == (2, "") and "DSparkError: the draft failed" in err and "out of memory" in err
+
+
+def test_a_benchmark_ends_where_the_draft_fails_and_keeps_what_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = Bench._cell
+
+    def cell(bench: Bench, of: Cell) -> dict[str, ModeRuns]:
+        if of.batch == 2:
+            break_down(monkeypatch, "block", [3])
+        return whole(bench, of)
+
+    monkeypatch.setattr(Bench, "_cell", cell)
+    small = ("--batches", 1, 2, "--temperatures", 0, "--policies", "fixed", "--turns", 1, "--tokens", 8)
+    code, out, err = run("bench", "--target", "tiny", "--device", "cpu", *small, "--json")
+    said = json.loads(out)
+    assert code == 2 and [one["batch"] for one in said["cells"]] == [1]
+    assert "the draft failed" in said["error"]["message"] and "out of memory" in err
 
 
 def test_a_block_drafter_that_fails_is_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from dspark.audit.greedy import check_greedy
 from dspark.audit.reference import Reference
 from dspark.audit.report import Report
 from dspark.audit.sampled import TESTS_PER_CHECK, Law, check_sampled
+from dspark.calibrate.rollout import require_drafts
 from dspark.decoder import DSparkDecoder, Prompt
 from dspark.errors import RequestError
 from dspark.result import GenerationResult
@@ -61,7 +62,8 @@ def audit_pair(
     confidence head and the policy is "fixed"; temperature 0.8 with top-p 0.9. Each is one list of requests,
     so batches are audited too.
 
-    Raises what `DSparkDecoder.generate` raises, for the first prompt that fails.
+    Raises what `DSparkDecoder.generate` raises, for the first prompt that fails, and what `require_drafts`
+    does: a verdict would rest on the few rounds that the draft was there for.
     """
     if not prompts:
         raise RequestError("an audit needs at least one prompt")
@@ -119,15 +121,14 @@ def _generate(
     # the tokens of different sequences to be independent.
     each = [replace(params, seed=seed + i) for i in range(len(prompts))]
     with DSparkDecoder(lambda: models, options) as decoder:
-        outcomes = decoder.generate(list(prompts), each)
-        info = decoder.info()
-    results: list[GenerationResult] = []
-    for outcome in outcomes:
-        results += outcome if isinstance(outcome, list) else [outcome]
-    for result in results:
-        if result.error is not None:
-            raise result.error
-    return results, info
+        results: list[GenerationResult] = []
+        for outcome in decoder.generate(list(prompts), each):
+            results += outcome if isinstance(outcome, list) else [outcome]
+        for result in results:
+            if result.error is not None:
+                raise result.error
+        require_drafts(decoder)
+        return results, decoder.info()
 
 
 def _faults(

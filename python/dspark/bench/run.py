@@ -9,6 +9,7 @@ from itertools import count
 
 from dspark.bench.cells import PLAIN, SETTLE, Cell, Grid, predicted_seconds
 from dspark.bench.clients import Usage, keep_busy
+from dspark.calibrate.rollout import require_drafts
 from dspark.decoder import DSparkDecoder
 from dspark.durations import duration
 from dspark.errors import ConfigError
@@ -134,12 +135,14 @@ class Bench:
         return runs
 
     def _timed(self, cell: Cell, mode: str, first: int) -> tuple[list[GenerationResult], float]:
-        """One timed run: its results, and its tokens per second."""
+        """One timed run: its results, and its tokens per second. Raises what `require_drafts` does, for what
+        ran before, too: rounds without a failed draft would be plain decoding by another name."""
         time.sleep(SETTLE)
         before = Usage.of(self._decoder)
         results = self._ask(cell, mode, first, self._grid.tokens)
         time.sleep(SETTLE)
         after = Usage.of(self._decoder)
+        require_drafts(self._decoder)
         return results, (after.tokens - before.tokens) / (after.seconds - before.seconds)
 
     def _ask(self, cell: Cell, mode: str, first: int, tokens: int) -> list[GenerationResult]:
