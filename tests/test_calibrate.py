@@ -56,7 +56,7 @@ def draft(tmp_path):
 def few(monkeypatch):
     """As few rounds as a quick test has are enough."""
     monkeypatch.setattr(calibration_run, "FEWEST", 0)
-    monkeypatch.setattr(calibration_run, "FEWEST_HELD_OUT", 0)
+    monkeypatch.setattr(calibration_run, "FEWEST_TO_CHOOSE", 0)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,7 @@ def test_writes_the_file_beside_the_draft_and_keeps_what_is_there(draft, few, pr
         assert list(stored.acceptance_by_position) == shown["acceptance_by_position"]
         assert 0.0 < stored.acceptance_by_position[0] < 1.0
         assert stored.rounds == shown["rounds"] > 0 and shown["held_out_rounds"] > 0
+        assert stored.choosing_rounds == shown["choosing_rounds"] > 0
         assert len(shown["before"]["survival"]) == len(shown["after"]["confidence"]) == 7
     assert plot.read_text().lstrip().startswith("<?xml")
     assert [p.name for p in draft.iterdir() if "calibration" in p.name] == ["calibration.json"]
@@ -109,12 +110,15 @@ def test_the_file_says_what_it_was_fitted_to(draft, few, prompts, models):
     assert code == 0, err
     [written] = read_calibrations(draft / "calibration.json")
     texts = read_prompts(prompts)
-    assert written.fitted_prompts == tuple(digest(models.tokens(text)) for text in texts[::2])
+    assert written.fitted_prompts == tuple(
+        digest(models.tokens(text)) for place, text in enumerate(texts) if place % 4 != 3
+    )
 
 
 def test_files_of_before_load(tmp_path):
     file = tmp_path / "calibration.json"
-    gone = dict.fromkeys(("fitted_prompts", "acceptance_by_position", "template_options"), "gone")
+    new = ("fitted_prompts", "choosing_rounds", "acceptance_by_position", "template_options")
+    gone = dict.fromkeys(new, "gone")
     file.write_text(json.dumps(broken(**gone)))
     assert read_calibrations(file) == [entry()]
 
@@ -224,6 +228,10 @@ BROKEN = [
     (broken(temperatures=[10**400] * 7), "temperatures must be a list of numbers above 0"),
     (broken(acceptance_by_position=[0.5] * 8), "acceptance_by_position must be a list of at most 7 numbers"),
     (broken(acceptance_by_position=[1.5]), "acceptance_by_position must be a list of numbers from 0 to 1"),
+    (
+        broken(choosing_rounds=-1),
+        r"entries\[0\].choosing_rounds must be a whole number of at least 0, found -1",
+    ),
     (broken(fitted_prompts=[7]), r"entries\[0\].fitted_prompts must be a list of texts, found \[7\]"),
     (broken(template_options=[7]), r"entries\[0\].template_options must be an object, found"),
     (broken(temperatures=[1.0] * 6, block_size=6), r"block_size must be 7, .* found 6"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dspark.calibrate.fit import calibrated, fit_temperatures, logits, reached_often, that_hold
 from dspark.calibrate.metrics import auroc, brier, calibration_error, reliability
-from dspark.calibrate.rounds import JudgedRounds, halves, judged_rounds
+from dspark.calibrate.rounds import JudgedRounds, judged_rounds, parts
 from dspark.calibrate.run import fit_regime
 from dspark.calibrate.scores import score
 from dspark.checkpoint.calibration import Regime
@@ -22,14 +24,15 @@ def yes(*values):
     return np.array(values, dtype=np.bool_)
 
 
-def synthetic(factors, size=SIZE, seed=0, mean=1.5):
-    """Rounds of a head whose logits are the right ones times `factors`, one factor for each position."""
+def synthetic(factors, size=SIZE, seed=0, mean=1.5, each=10):
+    """Rounds of a head whose logits are the right ones times `factors`, one factor for each position; `each`
+    of a prompt."""
     generator = np.random.default_rng(seed)
     right = generator.normal(mean, 1.5, (size, len(factors)))
     happens = generator.random(right.shape) < 1 / (1 + np.exp(-right))
     accepted = np.cumprod(happens, axis=1).sum(axis=1)
     said = 1 / (1 + np.exp(-right * np.asarray(factors)))
-    return JudgedRounds(said, np.full(size, len(factors)), accepted, np.arange(size) // 10)
+    return JudgedRounds(said, np.full(size, len(factors)), accepted, np.arange(size) // each)
 
 
 def test_metrics_by_hand():
@@ -76,7 +79,7 @@ def test_what_is_calibrated_stays_as_it_is():
 
 
 def test_an_overconfident_head_scores_better_afterwards_in_the_same_order():
-    rounds = synthetic([2.5] * 5)
+    rounds = synthetic([2.5] * 5, size=2 * SIZE)
     fitted = fit_regime(Regime(acceptance="rejection", temperature=0.7), rounds)
     before, after = fitted.before, fitted.after
     assert before.overall.ece > 0.05 and after.overall.ece < 0.015
@@ -95,7 +98,7 @@ def test_certain_confidences_are_finite():
 
 
 def test_a_position_that_is_reached_too_rarely_is_left_alone():
-    rounds = synthetic([3.0] * 7, size=400, mean=-1.0)
+    rounds = synthetic([3.0] * 7, size=800, mean=-1.0)
     reached = [int((rounds.accepted >= k).sum()) for k in range(7)]
     often = reached_often(rounds, 30)
     assert 0 < often < 7 and reached[often - 1] >= 30 > reached[often]
@@ -111,7 +114,7 @@ def test_a_position_that_is_reached_too_rarely_is_left_alone():
 @pytest.mark.parametrize(("temperature", "more"), [(0.0, "or --tokens give"), (0.7, "or --samples give")])
 def test_too_little_data_says_how_much_there_is_and_what_gives_more(temperature, more):
     rounds = synthetic([1.0] * 7, size=40)
-    with pytest.raises(RequestError, match=f"20 rounds to fit to and 20 to check with, and 30 .*{more}"):
+    with pytest.raises(RequestError, match=f"20 rounds to fit to and 10 to choose by, and 30 .*{more}"):
         fit_regime(Regime(acceptance="rejection", temperature=temperature), rounds)
 
 
@@ -135,5 +138,34 @@ def test_what_a_round_says():
     assert [s.count for s in scores.survival] == [3, 3, 1]
     assert [s.count for s in scores.confidence] == [3, 3, 0]
     assert scores.survival[1].brier == pytest.approx((0.72**2 + 0.7**2 + 0.94**2) / 3)
-    to_fit, held_out = halves(rounds)
-    assert (set(to_fit.prompt), set(held_out.prompt)) == ({4}, {7})
+    assert [set(part.prompt) for part in parts(rounds)] == [{4}, set(), {7}]
+
+
+def test_no_prompt_is_in_two_parts():
+    rounds = synthetic([1.0], size=100)
+    assert [sorted(set(part.prompt.tolist())) for part in parts(rounds)] == [
+        [0, 2, 4, 6, 8],
+        [1, 5, 9],
+        [3, 7],
+    ]
+
+
+def test_what_chose_the_temperatures_does_not_judge_them():
+    """The last prompts, for which the temperatures are wrong, have no say and say that they are wrong."""
+    said, right = synthetic([2.5] * 2), synthetic([1.0] * 2)
+    scored = said.prompt % 4 == 3
+    mixed = replace(said, confidences=np.where(scored[:, None], right.confidences, said.confidences))
+    fitted = fit_regime(Regime(acceptance="rejection", temperature=0.7), mixed)
+    assert fitted.temperatures == pytest.approx([2.5, 2.5], rel=0.25)
+    assert set(fitted.prompts) == set(said.prompt[~scored].tolist())
+    assert fitted.held_out_rounds == scored.sum() == fitted.choosing_rounds == fitted.rounds / 2
+    assert fitted.after.overall.ece > fitted.before.overall.ece + 0.02
+
+
+def test_with_two_prompts_there_is_a_fit_and_no_score():
+    fitted = fit_regime(
+        Regime(acceptance="rejection", temperature=0.7), synthetic([2.5] * 3, size=400, each=200)
+    )
+    assert fitted.temperatures[0] > 1 and fitted.prompts == (0, 1) and fitted.held_out_rounds == 0
+    assert fitted.before.overall.ece is fitted.after.overall.ece is None
+    assert fitted.to_json()["held_out_rounds"] == 0

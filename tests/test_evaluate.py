@@ -178,14 +178,15 @@ def test_no_prefill_is_saved_by_earlier_answers():
     assert len(reused) == 3 * 6 + 2 * 3 and sum(reused[: 3 * 6]) == 0  # the block drafter is not timed
 
 
-def noted(tmp_path, texts, fitted_prompts):
+def noted(tmp_path, texts, fitted_prompts, choosing_rounds=100):
     """Evaluates on these texts with a calibration fitted to those prompts: the regime."""
     draft, file = tmp_path / "draft", tmp_path / "some.jsonl"
     if not draft.exists():
         shutil.copytree(resolve("tiny-draft", "draft"), draft)
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     [first, *_] = read_calibrations(resolve("tiny-draft", "draft") / "calibration.json")
-    write_calibrations(draft / "calibration.json", [replace(first, fitted_prompts=tuple(fitted_prompts))])
+    first = replace(first, fitted_prompts=tuple(fitted_prompts), choosing_rounds=choosing_rounds)
+    write_calibrations(draft / "calibration.json", [first])
     how = ("--draft", draft, "--prompts", file, "--temperature", "0", "--json")
     code, out, err = run("evaluate", *QUICK, *how)
     assert code == 0, err
@@ -198,12 +199,14 @@ def test_calibrated_scores_are_of_prompts_that_were_not_fitted_to(tmp_path):
     texts = standard_library()[:4]
     digests = [digest(models.tokens(text)) for text in texts]
     part = noted(tmp_path, texts, digests[::2])
-    assert "on the 2 of 4 prompts that" in part["confidence_head_note"]
+    assert part["confidence_head_note"].endswith("2 of 4 prompts that calibration.json was not fitted to")
     # The very rounds of the others: raw and calibrated scores can be compared.
     alone = noted(tmp_path, texts[1::2], digests[::2])
     assert "on the 2 of 2 prompts that" in alone["confidence_head_note"]
     for scores in ("confidence_head", "confidence_head_calibrated"):
         assert part[scores] == alone[scores]
+    older = noted(tmp_path, texts, digests[::2], choosing_rounds=None)
+    assert "chosen by prompts that it does not name, maybe these" in older["confidence_head_note"]
     every = noted(tmp_path, texts, digests)
     assert "fitted to each of these prompts" in every["confidence_head_note"]
     assert every["confidence_head_calibrated"] is None

@@ -52,7 +52,7 @@ def test_generate_and_chat_give_them_to_the_template(
 def test_evaluate_and_calibrate_say_them(
     pair: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for bound in ("FEWEST", "FEWEST_HELD_OUT"):
+    for bound in ("FEWEST", "FEWEST_TO_CHOOSE"):
         monkeypatch.setattr(calibration_run, bound, 0)
     prompts, draft, page = tmp_path / "some.jsonl", tmp_path / "draft", tmp_path / "page.html"
     prompts.write_text("".join(f'{{"prompt": "import {name}"}}\n' for name in ("os", "re", "sys", "json")))
@@ -64,7 +64,7 @@ def test_evaluate_and_calibrate_say_them(
     [entry] = read_calibrations(draft / "calibration.json")
     assert entry.template_options == {"enable_thinking": False}
     # The same prompts with and without thoughts are different prompts.
-    for options, held_out in ((OFF, "the 2 of 4 prompts"), ((), "the 4 of 4 prompts")):
+    for options, held_out in ((OFF, "the 1 of 4 prompts"), ((), "the 4 of 4 prompts")):
         code, out, err = run("evaluate", *options, *how, "--html", page)
         assert code == 0, err
         said = json.loads(out)

@@ -83,8 +83,8 @@ def judged_rounds(results: Sequence[GenerationResult], prompts: Sequence[int], g
     )
 
 
-def halves(rounds: JudgedRounds) -> tuple[JudgedRounds, JudgedRounds]:
-    """Rounds to fit on, and rounds to check with: whole prompts, every second one, so that no text is on both
-    sides."""
-    odd = rounds.prompt % 2 == 1
-    return rounds.select(~odd), rounds.select(odd)
+def parts(rounds: JudgedRounds) -> tuple[JudgedRounds, JudgedRounds, JudgedRounds]:
+    """Rounds to fit to, to choose by and to score on: whole prompts, so that no text is in two of them. Every
+    second prompt is fitted to, the others take turns."""
+    place = rounds.prompt % 4
+    return rounds.select(place % 2 == 0), rounds.select(place == 1), rounds.select(place == 3)

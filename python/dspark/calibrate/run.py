@@ -1,4 +1,4 @@
-"""Calibrates a pair: rollouts, the fit on half of the prompts, the scores on the other half."""
+"""Calibrates a pair: rollouts, a fit to half of the prompts, a choice by a quarter, scores on the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from dspark.calibrate.fit import FEWEST, fit_temperatures, reached_often, that_hold
 from dspark.calibrate.rollout import Plan, Progress, require_confidence, roll_out, whole_blocks
-from dspark.calibrate.rounds import JudgedRounds, halves, judged_rounds
+from dspark.calibrate.rounds import JudgedRounds, judged_rounds, parts
 from dspark.calibrate.scores import HeadScores, score
 from dspark.checkpoint.calibration import Regime
 from dspark.decoder import DSparkDecoder, Prompt
@@ -20,13 +20,13 @@ from dspark.sampling import SamplingParams
 from dspark.serve.models import Models
 from dspark.serve.options import Options
 
-FEWEST_HELD_OUT = 20
-"""Rounds that have to reach a position before its scores say anything."""
+FEWEST_TO_CHOOSE = 20
+"""Rounds that have to reach a position before they say whether its temperature helps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The calibration of one regime, and how good it is on prompts that it was not fitted to."""
+    """The calibration of one regime, and how good it is on prompts that had no say in it."""
 
     regime: Regime
     temperatures: list[float]
@@ -36,15 +36,23 @@ class Fitted:
     """The first so many were fitted; those behind them were reached too rarely, and keep 1."""
     rounds: int
     """Rounds that it was fitted to."""
+    choosing_rounds: int
+    """Rounds of other prompts, by which each temperature was kept or not."""
     prompts: tuple[int, ...]
-    """The numbers of their prompts."""
+    """The numbers of the prompts of both."""
     before: HeadScores
+    """On the remaining prompts; empty where there were fewer than 4 in all, as is `after`."""
     after: HeadScores
 
     @property
     def name(self) -> str:
         """The regime in words."""
         return str(self.regime)
+
+    @property
+    def held_out_rounds(self) -> int:
+        """Rounds that it is scored on."""
+        return self.before.survival[0].count
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers."""
@@ -54,7 +62,8 @@ class Fitted:
             "acceptance_by_position": self.acceptance,
             "fitted_positions": self.positions,
             "rounds": self.rounds,
-            "held_out_rounds": self.before.survival[0].count,
+            "choosing_rounds": self.choosing_rounds,
+            "held_out_rounds": self.held_out_rounds,
             "before": self.before.to_json(),
             "after": self.after.to_json(),
         }
@@ -93,7 +102,7 @@ def calibrate_pair(
     require_confidence(models)
     if len(prompts) < 2:
         raise RequestError(
-            "at least 2 different prompts are needed: one half is fitted to, the other checked with"
+            "at least 2 different prompts are needed, one to fit to and one to choose by, and 4 for scores"
         )
     options = whole_blocks(options or Options(), models.gamma)
     done: set[Regime] = set()
@@ -117,24 +126,34 @@ def calibrate_pair(
 
 
 def fit_regime(regime: Regime, rounds: JudgedRounds) -> Fitted:
-    """Fits on every second prompt and scores on the others.
+    """Fits on every second prompt, chooses by every fourth and scores on the others: what chose the
+    temperatures that look good is no judge of them.
 
-    Positions that too few rounds reach, to fit to or to check with, keep the temperature 1, and so do those
-    whose error on the others it would not lower. Raises
-    `RequestError` if even the first is one of them.
+    Positions that too few rounds reach, to fit to or to choose by, keep the temperature 1, and so do those
+    whose error on the choosing prompts is no lower with their own. Raises `RequestError` if even the first is
+    reached too rarely.
     """
-    to_fit, held_out = halves(rounds)
-    positions = min(reached_often(to_fit, FEWEST), reached_often(held_out, FEWEST_HELD_OUT))
+    to_fit, to_choose, held_out = parts(rounds)
+    positions = min(reached_often(to_fit, FEWEST), reached_often(to_choose, FEWEST_TO_CHOOSE))
     if positions == 0:
-        found, checks = (int(half.is_reached(0).sum()) for half in (to_fit, held_out))
+        fits, choices = (int(part.is_reached(0).sum()) for part in (to_fit, to_choose))
         more = "more prompts, --tokens or --samples" if regime.temperature else "more prompts or --tokens"
         raise RequestError(
-            f"{regime}: {found} rounds to fit to and {checks} to check with, and {FEWEST} and "
-            f"{FEWEST_HELD_OUT} are needed; {more} give more"
+            f"{regime}: {fits} rounds to fit to and {choices} to choose by, and {FEWEST} and "
+            f"{FEWEST_TO_CHOOSE} are needed; {more} give more"
         )
-    temperatures = that_hold([round(t, 4) for t in fit_temperatures(to_fit, positions)], held_out)
+    temperatures = that_hold([round(t, 4) for t in fit_temperatures(to_fit, positions)], to_choose)
     temperatures += [1.0] * (rounds.gamma - positions)
     acceptance = [round(share, 4) for share in rounds.acceptance(positions)]
-    prompts = tuple(np.unique(to_fit.prompt).tolist())
-    before, after = score(held_out), score(held_out, temperatures)
-    return Fitted(regime, temperatures, acceptance, positions, len(to_fit), prompts, before, after)
+    prompts = tuple(np.union1d(to_fit.prompt, to_choose.prompt).tolist())
+    return Fitted(
+        regime,
+        temperatures,
+        acceptance,
+        positions,
+        rounds=len(to_fit),
+        choosing_rounds=len(to_choose),
+        prompts=prompts,
+        before=score(held_out),
+        after=score(held_out, temperatures),
+    )

@@ -59,12 +59,15 @@ class Entry:
     the throughput policy starts."""
     rounds: int
     """Rounds that the temperatures were fitted to."""
+    choosing_rounds: int | None = None
+    """Rounds of other prompts, which chose the temperatures that stay. Older files do not have it: there the
+    rounds of `ece_before` and `ece_after` chose, and their prompts are not among `fitted_prompts`."""
     fitted_prompts: tuple[str, ...] = ()
-    """Digests of the prompts of these rounds (`dspark.calibrate.prompts.digest`); empty if not known."""
+    """Digests of the prompts of all these rounds (`dspark.calibrate.prompts.digest`); empty if not known."""
     template_options: dict[str, Any] = field(default_factory=dict)
     """Keywords that the target's chat template was given; none where a file does not say."""
     ece_before: float | None
-    """Calibration error of the survivals on other rounds, all positions together."""
+    """Calibration error of the survivals on rounds of still others, all positions together; none without."""
     ece_after: float | None
     target: str
     date: str
@@ -142,6 +145,7 @@ def _entry(file: ConfigFile) -> Entry:
         temperatures=_temperatures(file, block_size),
         acceptance_by_position=_acceptance(file, block_size),
         rounds=_whole(file, "rounds"),
+        choosing_rounds=None if file.raw("choosing_rounds") is None else _whole(file, "choosing_rounds"),
         fitted_prompts=_digests(file),
         template_options=file.object("template_options") or {},
         ece_before=_optional_number(file, "ece_before"),

@@ -1,10 +1,10 @@
 """Fits the confidence head of a draft to what is really accepted, and writes calibration.json.
 
 The pair answers prompts with whole blocks verified. On half of the prompts one temperature per position is
-fitted (sequential temperature scaling), on the other half the confidences are scored before and after. A
-calibration belongs to an acceptance rule, a way of sampling and a number of Markov candidates: the file holds
-an entry for each, with digests of the prompts that it was fitted to, and what is there stays. The policy
-"throughput" heeds the file beside the draft.
+fitted (sequential temperature scaling), a quarter chooses which of them stay, on the last quarter the
+confidences are scored before and after. A calibration belongs to an acceptance rule, a way of sampling and a
+number of Markov candidates: the file holds an entry for each, with digests of the prompts that it was fitted
+to and chosen by, and what is there stays. The policy "throughput" heeds the file beside the draft.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     models = load_models(options, progress)
     target = Path(options.target).expanduser().name
     fitted: list[Fitted] = []
-    # Each once: else one could be fitted to and checked with.
+    # Each once: else one could be fitted to and scored on.
     template = template_options(options)
     prompts = list(dict.fromkeys(render(models, sets, how.window(models), template)))
     digests = [digest(prompt) for prompt in prompts]
@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
         fitted.append(one)
         write_calibrations(output, [entry_of(one, target, digests, template)])
         if not options.json:
-            print_text(f"{one.name}: fitted to {one.rounds} rounds\n{_scores_table(one)}\n{_left(one)}")
+            print_text(f"{one.name}: {_work(one)}\n{_scores_table(one)}\n{_left(one)}")
             print_text(f"written: {output}\n")
     progress.clear()
     if options.json:
@@ -157,6 +157,7 @@ def entry_of(
         temperatures=tuple(fitted.temperatures),
         acceptance_by_position=tuple(fitted.acceptance),
         rounds=fitted.rounds,
+        choosing_rounds=fitted.choosing_rounds,
         fitted_prompts=tuple(digests[p] for p in fitted.prompts),
         ece_before=None if before is None else round(before, 5),
         ece_after=None if after is None else round(after, 5),
@@ -198,6 +199,12 @@ def _plot(path: Path, fitted: list[Fitted]) -> None:
         for name, before, after in pairs:
             panels.append((f"T {one.regime.temperature:g}, {name}", [("before", before), ("after", after)]))
     save_plot(reliability_diagram(panels), path)
+
+
+def _work(one: Fitted) -> str:
+    """What the numbers rest on."""
+    scored = f"scored on {one.held_out_rounds}" if one.held_out_rounds else "none left to score on"
+    return f"fitted to {one.rounds} rounds, chosen by {one.choosing_rounds}, {scored}"
 
 
 def _left(one: Fitted) -> str:

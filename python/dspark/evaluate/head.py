@@ -1,4 +1,4 @@
-"""The confidence head's scores: on prompts that its calibration was not fitted to."""
+"""The confidence head's scores: on prompts that had no say in its calibration."""
 
 from __future__ import annotations
 
@@ -71,4 +71,9 @@ def _note(entry: Entry, held_out: int, prompts: int) -> str:
             "calibration.json does not say which prompts it was fitted to: where these are among them, the "
             "calibrated scores flatter it"
         )
-    return f"scored on the {held_out} of {prompts} prompts that calibration.json was not fitted to"
+    note = f"scored on the {held_out} of {prompts} prompts that calibration.json was not fitted to"
+    if entry.choosing_rounds is None and any(t != 1 for t in entry.temperatures):
+        note += (
+            ", but which of its temperatures stay was chosen by prompts that it does not name, maybe these"
+        )
+    return note
