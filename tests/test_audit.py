@@ -187,6 +187,16 @@ def test_no_draft_is_inconclusive(models):
     assert report.gaps() == [f"{name}: nothing was drafted" for name in names]
 
 
+def test_too_few_tokens_to_test_are_inconclusive(models):
+    """Each run has drafts and accepts some, and below 50 tokens no test: that is no pass."""
+    report = audit_pair(models, Options(policy="fixed"), PROMPTS[:2], Plan(tokens=20, samples=1))
+    assert report.failures() == [] and all(check.counts.accepted for check in report.sampled)
+    assert report.verdict == "inconclusive"
+    names = ["temperature 1", "temperature 1, cut at 0.5", "temperature 0.8, top-p 0.9"]
+    assert report.gaps() == [f"{name}: 40 tokens are too few to test" for name in names]
+    assert [line.split(":")[0] for line in report.shown()] == ["temperature 0"]
+
+
 def test_a_failure_outweighs_a_gap(models, monkeypatch):
     monkeypatch.setattr(Runner, "verify", lambda self, *a, _verify=Runner.verify: -_verify(self, *a))
     report = audit(replace(models, draft=None))

@@ -26,8 +26,8 @@ class Report:
         return [line for check in checks for line in check.failures()]
 
     def gaps(self) -> list[str]:
-        """Runs that prove nothing about speculation, since nothing was drafted or nothing accepted in
-        them."""
+        """Runs that prove nothing about speculation, since nothing was drafted in them, nothing accepted, or
+        nothing tested."""
         runs: list[tuple[str, Counts]] = [
             ("temperature 0", self.greedy.counts),
             *((check.name, check.counts) for check in self.sampled),
@@ -38,6 +38,9 @@ class Report:
                 found.append(f"{name}: nothing was drafted")
             elif counts.accepted == 0:
                 found.append(f"{name}: none of {counts.drafted} drafted tokens was accepted")
+        for check in self.sampled:
+            if not check.tests:
+                found.append(f"{check.name}: {check.counts.tokens} tokens are too few to test")
         return found
 
     @property
@@ -57,7 +60,7 @@ class Report:
                 "over the whole text before it gives"
             )
         for check in self.sampled:
-            if not check.failures():
+            if check.tests and not check.failures():
                 tokens = check.counts.tokens
                 lines.append(
                     f"{check.name}: {tokens} tokens follow the target's distributions; {check.power()}"

@@ -160,8 +160,8 @@ def _tests(numbers: Sequence[_Numbers], level: float) -> Iterable[Test]:
 
 
 def _power(numbers: Sequence[_Numbers], level: float, generator: np.random.Generator) -> Iterable[Planted]:
-    if not numbers:
-        return
+    if sum(len(n.planted) for n in numbers) < ENOUGH:
+        return  # nothing is tested, so nothing would be caught
     planted = np.concatenate([n.planted for n in numbers])
     distance = np.concatenate([n.planted_distance for n in numbers]).mean(axis=0)
     is_caught = partial(_is_caught, limit=st.ks_limit(len(planted), level))

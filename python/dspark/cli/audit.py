@@ -1,8 +1,9 @@
-"""Proves a pair lossless on this machine, and says how strong the proof is.
+"""Tests whether a pair is lossless on this machine, and says how strong the test is.
 
 At temperature 0 every token is compared with a plain forward pass over the whole text before it, without
 cache and without rounds. Above it, the tokens are tested against the distributions of such passes. Exit
-codes: 0 pass, 1 fail, 3 inconclusive (nothing drafted, or nothing accepted), 2 an error.
+codes: 0 pass, 1 fail, 3 inconclusive (nothing drafted, nothing accepted, or too few tokens to test), 2 an
+error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from dspark.decoder import Prompt
     from dspark.serve.models import Models
 
-HELP = "prove a pair lossless on this machine"
+HELP = "test whether a pair is lossless on this machine"
 
 EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
 
