@@ -16,6 +16,7 @@ from dspark.calibrate.prompts import digest, standard_library
 from dspark.calibrate.rollout import Plan
 from dspark.checkpoint.calibration import read_calibrations, write_calibrations
 from dspark.cli import calibrate, evaluate
+from dspark.core import CostTable
 from dspark.decoder import DSparkDecoder
 from dspark.evaluate.run import evaluate_pair, without_markov
 from dspark.pretrained import resolve
@@ -176,6 +177,14 @@ def test_no_prefill_is_saved_by_earlier_answers():
         plan = Plan(tokens=4, samples=2)
         evaluate_pair(models, texts, regimes, plan, Options(policy="fixed", max_batch_size=1))
     assert len(reused) == 3 * 6 + 2 * 3 and sum(reused[: 3 * 6]) == 0  # the block drafter is not timed
+
+
+def test_what_the_policy_goes_by_is_not_given_to_the_block_drafter():
+    models = Models.load("tiny", "tiny-draft", dtype="float32")
+    how = Options(cost_table=CostTable([(1, 0.01)]), budget_lag=1, max_batch_size=1)
+    greedy = [SamplingParams(temperature=0.0)]
+    found = evaluate_pair(models, {"one": standard_library()[:1]}, greedy, Plan(tokens=8), how)
+    assert found.info["budget_lag"] == 1 and found.regimes[0].measured["all"]["block"].every.answers == 1
 
 
 def noted(tmp_path, texts, fitted_prompts, choosing_rounds=100):

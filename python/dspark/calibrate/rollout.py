@@ -58,6 +58,7 @@ def whole_blocks(options: Options, gamma: int) -> Options:
         confidence_threshold=None,
         block_size=None,
         cost_table=None,
+        budget_lag=None,
         calibration=own,
         max_batch_size=BATCH,
     )

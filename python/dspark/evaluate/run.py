@@ -155,7 +155,14 @@ def evaluate_pair(
         raw[regime] = draft
     if models.draft.markov_head is not None:
         bare = without_markov(models)
-        fixed = replace(options, policy="fixed", confidence_threshold=None, calibration=None)
+        fixed = replace(
+            options,
+            policy="fixed",
+            confidence_threshold=None,
+            cost_table=None,
+            budget_lag=None,
+            calibration=None,
+        )
         with DSparkDecoder(lambda: bare, fixed) as decoder:
             for regime, params in keyed.items():
                 jobs = _jobs(params, plan, prompts)
