@@ -125,9 +125,14 @@ def test_lookup_drafts_no_more_than_the_draft(tmp_path):
     again = tmp_path / "again.jsonl"
     again.write_text(json.dumps({"prompt": "    x = x + 1\n" * 20}) + "\n")
     how = ("--prompts", again, "--temperature", "0", "--block-size", "1", "--json")
-    _, out, _ = run("evaluate", *QUICK, *how)
-    found = json.loads(out)["regimes"][0]["data_sets"]["all"]["ngram"]
+    page = tmp_path / "page.html"
+    _, out, _ = run("evaluate", *QUICK, *how, "--html", page)
+    said = json.loads(out)
+    found = said["regimes"][0]["data_sets"]["all"]["ngram"]
     assert 1 < found["acceptance_length_pooled"]["value"] <= 2
+    # Of one set alone the tables have no name.
+    assert said["info"]["data_sets"] == {"again": 1}
+    assert "<th>data_sets</th><td>again: 1</td>" in page.read_text()
 
 
 def test_a_cut_hides_what_the_confidences_are_worth(prompts):
@@ -253,7 +258,8 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_run(command, pro
 
 def test_prints_tables(prompts):
     code, out, _ = run("evaluate", *prompts, *QUICK, "--temperature", "0", "--acceptance", "coupled")
-    assert code == 0 and "acceptance length (pooled)" in out and "(mean of requests)" in out
+    assert code == 0 and out.startswith("prompts: 3 of one, 3 of two\n")
+    assert "acceptance length (pooled)" in out and "(mean of requests)" in out
     assert "coupled, temperature 0" in out and "confidence head" in out
 
 

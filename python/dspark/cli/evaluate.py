@@ -81,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found.to_json())
     else:
+        asked = found.info["data_sets"].items()
+        print_text("prompts: " + ", ".join(f"{number} of {name}" for name, number in asked) + "\n")
         for regime in found.regimes:
             shown = [f"{title}\n{table(rows)}" for title, rows in tables(regime) if rows]
             print_text("\n\n".join([str(regime.regime), *shown, f"confidence head: {regime.head.note}\n"]))

@@ -92,6 +92,7 @@ class Evaluation:
     """All of it."""
 
     info: dict[str, Any]
+    """What was measured, on what, and how: `data_sets` has the number of prompts of each."""
     regimes: list[Evaluated]
 
     def to_json(self) -> dict[str, Any]:
@@ -183,6 +184,7 @@ def evaluate_pair(
         )
     about = {
         "dspark": __version__,
+        "data_sets": {name: len(texts) for name, texts in data_sets.items()},
         "plan": asdict(plan),
         "template_options": dict(template) if template else None,
     }
