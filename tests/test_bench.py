@@ -54,6 +54,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
         mine = 1.1 * np.exp(0.1 * generator.standard_normal(9))
         plain = np.exp(0.1 * generator.standard_normal(9))
         found = ratio_over_best(list(mine), {"plain": list(plain)}, resamples=400, seed=trial)
+        assert found.low is not None and found.high is not None
         covered += found.low <= 1.1 <= found.high
     assert 180 <= covered <= 199
 
@@ -62,7 +63,21 @@ def test_the_bootstrap_is_seeded() -> None:
     speeds = [float(s) for s in np.random.default_rng(1).random(9) + 1]
     others = {"plain": speeds[::-1]}
     assert ratio_over_best(speeds, others) == ratio_over_best(speeds, others)
-    assert ratio_over_best(speeds, others).low < ratio_over_best(speeds, others).high
+    found = ratio_over_best(speeds, others)
+    assert found.low is not None and found.high is not None and found.low < found.high
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_few_turns_have_no_interval_and_no_mark_of_one(turns: int) -> None:
+    modes = {"plain": runs([1.0] * turns), "throughput": runs([0.97] * turns)}
+    report = report_cell(Cell("chat", 0.0, 4), modes)
+    found = report.to_json()["throughput_over_best"]
+    interval = (found["low"], found["high"])
+    assert found["median"] == pytest.approx(0.97)
+    if turns < 3:
+        assert interval == (None, None) and report.marks == () and rows(report)[1][-2] == "-"
+    else:
+        assert interval == pytest.approx((0.97, 0.97)) and report.marks == ("interval below 1",)
 
 
 @pytest.mark.parametrize("others", [{}, {"plain": [1.0]}])
@@ -150,7 +165,8 @@ def test_a_small_run_in_json(tmp_path: Path) -> None:
         assert measured["tokens_per_second"] > 0 and measured["tokens_per_second_per_user"] > 0
         assert (measured["acceptance_length"] is None) == (mode == "plain")
     assert cell["modes"]["fixed"]["verify_budget"] > cell["modes"]["threshold"]["verify_budget"] >= 0
-    assert cell["throughput_over_best"]["low"] <= cell["throughput_over_best"]["high"]
+    ratio = cell["throughput_over_best"]
+    assert ratio["median"] > 0 and ratio["low"] is ratio["high"] is None  # of two turns
     assert b"<svg" in plot.read_bytes()
 
 

@@ -30,7 +30,7 @@ class CellReport:
         if self.over_best is None:
             return ()
         marks = []
-        if self.over_best.high < 1.0:
+        if self.over_best.high is not None and self.over_best.high < 1.0:
             marks.append("interval below 1")
         if self.over_best.median < SLOWEST:
             marks.append(f"median below {SLOWEST}")
@@ -123,7 +123,7 @@ def _ratios(report: CellReport) -> list[str]:
     star = " *" if report.marks else ""
     return [
         "-" if best is None else f"{best.median:.2f} ({best.over}){star}",
-        "-" if best is None else f"{best.low:.2f} to {best.high:.2f}",
+        "-" if best is None or best.low is None else f"{best.low:.2f} to {best.high:.2f}",
         "-" if fixed is None else f"{fixed.median:.2f}",
     ]
 

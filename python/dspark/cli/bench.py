@@ -1,9 +1,9 @@
 """Measures tokens per second of a pair: plain decoding and each policy, taking turns on one engine.
 
 Speeds are those of decoding, prefills apart, with as many requests at any time as the batch says: where one
-ends the next begins. A cell whose "throughput" is slower than the better of plain and "fixed" beyond chance,
-or by more than 5 % in the median, is marked. Nothing else should run meanwhile. The target is smollm2 where
-it has been fetched, else tiny, unless --target names another.
+ends the next begins. A cell whose "throughput" is slower than the better of plain and "fixed" beyond chance
+(which three turns at least can tell), or by more than 5 % in the median, is marked. Nothing else should run
+meanwhile. The target is smollm2 where it has been fetched, else tiny, unless --target names another.
 """
 
 from __future__ import annotations
