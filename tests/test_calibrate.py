@@ -161,8 +161,9 @@ def test_too_few_rounds_are_refused_and_nothing_is_written(draft, prompts, monke
     assert not (draft / "calibration.json").exists()
 
 
+@pytest.mark.parametrize("as_json", [True, False])
 @pytest.mark.parametrize("failing", [0.0, 0.7])
-def test_a_regime_that_fails_takes_no_other_with_it(failing, draft, few, prompts, monkeypatch):
+def test_a_regime_that_fails_takes_no_other_with_it(failing, as_json, draft, few, prompts, monkeypatch):
     fit = calibration_run.fit_regime
 
     def fit_or_fail(regime, rounds):
@@ -171,10 +172,34 @@ def test_a_regime_that_fails_takes_no_other_with_it(failing, draft, few, prompts
         return fit(regime, rounds)
 
     monkeypatch.setattr(calibration_run, "fit_regime", fit_or_fail)
-    code, out, err = run("calibrate", "--draft", draft, "--prompts", prompts, *QUICK)
-    assert code == 2 and "RequestError: too few" in err and "written: " in out
+    plot = draft / "plot.svg"
+    how = ("--prompts", prompts, "--plot", plot, *QUICK, *(["--json"] if as_json else []))
+    code, out, err = run("calibrate", "--draft", draft, *how)
+    assert code == 2 and "dspark: RequestError: too few" in err and plot.exists()
+    if as_json:
+        said = json.loads(out)
+        assert [one["temperature"] for one in said["regimes"]] == [0.7 - failing]
+        assert said["error"] == {"type": "RequestError", "message": "too few"}
+    else:
+        assert "written: " in out
     [written] = read_calibrations(draft / "calibration.json")
     assert written.regime.temperature == 0.7 - failing
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_was_fitted_is_shown_when_it_is_interrupted(as_json, draft, few, prompts, monkeypatch):
+    fit = calibration_run.fit_regime
+
+    def fit_or_stop(regime, rounds):
+        if regime.temperature:
+            raise KeyboardInterrupt
+        return fit(regime, rounds)
+
+    monkeypatch.setattr(calibration_run, "fit_regime", fit_or_stop)
+    how = ("--prompts", prompts, *QUICK, *(["--json"] if as_json else []))
+    code, out, _ = run("calibrate", "--draft", draft, *how)
+    assert code == 130 and ("written: " in out or json.loads(out)["error"]["message"] == "interrupted")
+    assert len(read_calibrations(draft / "calibration.json")) == 1
 
 
 def test_a_short_block_is_calibrated_with_the_whole_one(draft, few, prompts):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspark.cli.options import add_model_options, decoder_options, load_models
 from dspark.cli.show import Progress, print_json, print_text, say, table
+from dspark.cli.unfinished import end_with, named
 from dspark.plots import check_plot
 
 if TYPE_CHECKING:
@@ -132,22 +133,7 @@ def run(options: argparse.Namespace) -> int:
         from dspark.bench.plot import plot_bench
 
         plot_bench(reports, grid, options.plot, f"{options.target}, {info['threads']} threads")
-    return 0 if ended is None else _unfinished(ended, options.json)
-
-
-def _unfinished(ended: BaseException, as_json: bool) -> int:
-    """The exit code after what there is was printed; with `--json` that names the error already."""
-    from dspark.cli.main import ERROR
-
-    if isinstance(ended, KeyboardInterrupt) or not as_json:
-        raise ended
-    say("{type}: {message}".format(**_named(ended)))
-    return ERROR
-
-
-def _named(error: BaseException) -> dict[str, str]:
-    message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-    return {"type": type(error).__name__, "message": message}
+    return 0 if ended is None else end_with(ended, options.json)
 
 
 def _usual_target() -> str:
@@ -258,5 +244,5 @@ def to_json(
         "estimated_s": estimate,
         "took_s": took,
         "cells": [report.to_json() for report in reports],
-        **({} if ended is None else {"error": _named(ended)}),
+        **({} if ended is None else {"error": named(ended)}),
     }

@@ -19,6 +19,7 @@ from dspark import __version__
 from dspark.checkpoint.calibration import FILE_NAME, Entry, write_calibrations
 from dspark.cli.options import add_model_options, add_template_options, load_models, template_options
 from dspark.cli.show import Progress, print_json, print_text, table
+from dspark.cli.unfinished import end_with, named
 from dspark.errors import ConfigError
 from dspark.files import check_writable
 from dspark.sampling import SamplingParams
@@ -122,27 +123,34 @@ def run(options: argparse.Namespace) -> int:
     template = template_options(options)
     prompts = list(dict.fromkeys(render(models, sets, how.window(models), template)))
     digests = [digest(prompt) for prompt in prompts]
+    ended: BaseException | None = None
     # What is fitted is kept at once: a later regime may fail, or be cut short.
-    for one in calibrate_pair(models, prompts, params, plan, options=how, progress=progress):
-        progress.clear()
-        fitted.append(one)
-        write_calibrations(output, [entry_of(one, target, digests, template)])
-        if not options.json:
-            print_text(f"{one.name}: {_work(one)}\n{_scores_table(one)}\n{_left(one)}")
-            print_text(f"written: {output}\n")
+    try:
+        for one in calibrate_pair(models, prompts, params, plan, options=how, progress=progress):
+            progress.clear()
+            fitted.append(one)
+            write_calibrations(output, [entry_of(one, target, digests, template)])
+            if not options.json:
+                print_text(f"{one.name}: {_work(one)}\n{_scores_table(one)}\n{_left(one)}")
+                print_text(f"written: {output}\n")
+    except (Exception, KeyboardInterrupt) as error:
+        ended = error
     progress.clear()
+    if ended is not None and not fitted:
+        raise ended
     if options.json:
         print_json(
             {
                 "output": str(output),
                 "template_options": template or None,
                 "regimes": [one.to_json() for one in fitted],
+                **({} if ended is None else {"error": named(ended)}),
             }
         )
     # Behind the numbers, which a plot that cannot be drawn must not take with it.
     if options.plot is not None:
         _plot(options.plot, fitted)
-    return 0
+    return 0 if ended is None else end_with(ended, options.json)
 
 
 def entry_of(

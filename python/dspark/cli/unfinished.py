@@ -1,0 +1,21 @@
+"""An error behind numbers that took long to get: they are shown all the same, and the command ends so."""
+
+from __future__ import annotations
+
+from dspark.cli.show import say
+
+
+def named(error: BaseException) -> dict[str, str]:
+    """What `--json` says of it, beside the numbers."""
+    message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+    return {"type": type(error).__name__, "message": message}
+
+
+def end_with(error: BaseException, as_json: bool) -> int:
+    """The exit code after what there is was printed; with `--json` that names the error already."""
+    from dspark.cli.main import ERROR
+
+    if isinstance(error, KeyboardInterrupt) or not as_json:
+        raise error
+    say("{type}: {message}".format(**named(error)))
+    return ERROR
