@@ -157,6 +157,7 @@ def test_a_small_run_in_json(tmp_path: Path) -> None:
     assert code == 0 and err.startswith("dspark: 1 cells, about "), err
     shown = json.loads(out)
     assert shown["tokens"] == 8 and shown["turns"] == 2 and shown["took_s"] > 0 and shown["estimated_s"] > 0
+    assert shown["cells_that_repeat_prompts"] == 1  # two turns of two requests, three prompts
     [cell] = shown["cells"]
     assert (cell["set"], cell["temperature"], cell["batch"]) == ("mine", 0.0, 2)
     assert list(cell["modes"]) == ["plain", "fixed", "threshold", "throughput"]

@@ -114,15 +114,15 @@ def run(options: argparse.Namespace) -> int:
         took = time.perf_counter() - started
     if ended is not None and not reports:
         raise ended
+    repeats = sum(
+        timed_prompts(r.cell, grid.turns, len(texts[r.cell.prompts])) < r.cell.batch * grid.turns
+        for r in reports
+    )
     if options.json:
-        print_json(to_json(info, grid, reports, estimate, took, ended))
+        print_json(to_json(info, grid, reports, repeats, estimate, took, ended))
     else:
         marked = sum(bool(report.marks) for report in reports)
         print_text(f"\n{len(reports)} cells in {duration(took)}, {marked} of them marked")
-        repeats = sum(
-            timed_prompts(r.cell, grid.turns, len(texts[r.cell.prompts])) < r.cell.batch * grid.turns
-            for r in reports
-        )
         if repeats:
             print_text(
                 f"{repeats} of them ask prompts more than once: their intervals are more of the clock than "
@@ -218,11 +218,13 @@ def to_json(
     info: dict[str, Any],
     grid: Grid,
     reports: list[CellReport],
+    repeats: int,
     estimate: float,
     took: float,
     ended: BaseException | None,
 ) -> dict[str, Any]:
-    """What `dspark bench --json` prints; times in seconds. `ended`: why cells are missing, if some are."""
+    """What `dspark bench --json` prints; times in seconds. `repeats`: cells that ask prompts more than once.
+    `ended`: why cells are missing, if some are."""
     names = (
         "target",
         "draft",
@@ -243,6 +245,7 @@ def to_json(
         "confidence_threshold": grid.threshold,
         "estimated_s": estimate,
         "took_s": took,
+        "cells_that_repeat_prompts": repeats,
         "cells": [report.to_json() for report in reports],
         **({} if ended is None else {"error": named(ended)}),
     }
