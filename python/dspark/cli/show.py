@@ -22,7 +22,7 @@ def say(remark: str) -> None:
 
 class Progress:
     """A line on standard error that a terminal shows growing; what is no terminal sees only the steps'
-    names."""
+    names, and if `silent` nothing. A terminal's line goes away, whatever is printed after it."""
 
     def __init__(self, *, silent: bool = False) -> None:
         self._silent = silent
@@ -32,10 +32,8 @@ class Progress:
 
     def __call__(self, step: str, done: int, total: int) -> None:
         """`done` of `total` parts of a step."""
-        if self._silent:
-            return
         if not self._is_terminal:
-            if step != self._step:
+            if step != self._step and not self._silent:
                 say(step)
         else:
             share = f" {done / total:4.0%}" if total > 1 else ""
