@@ -2,7 +2,7 @@
 
 Its OpenMP threads must not share a process with the engine's, or the two slow each other down.
 
-Reads one line of JSON (`path`, `prompt`, `tokens`, `threads`), then generates once for every further line.
+Reads one line of JSON (`path`, `tokens`, `threads`), then answers every further line, a prompt's token ids.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def start(path: Path, prompt: list[int], tokens: int, threads: int) -> Callable[[], object]:
-    """Starts the process; each call of what is returned generates once."""
+def start(path: Path, tokens: int, threads: int) -> Callable[[list[int]], None]:
+    """Starts the process; each call of what is returned answers one prompt."""
     process = subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,
@@ -24,19 +24,21 @@ def start(path: Path, prompt: list[int], tokens: int, threads: int) -> Callable[
         text=True,
     )
 
-    def ask(line: str) -> str:
+    def ask(task: object) -> str:
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("the process has no pipes")
-        process.stdin.write(line + "\n")
+        process.stdin.write(json.dumps(task) + "\n")
         process.stdin.flush()
         return process.stdout.readline()
 
-    if (
-        ask(json.dumps({"path": str(path), "prompt": prompt, "tokens": tokens, "threads": threads}))
-        != "ready\n"
-    ):
+    if ask({"path": str(path), "tokens": tokens, "threads": threads}) != "ready\n":
         raise RuntimeError("transformers could not be started; is it installed?")
-    return lambda: ask("go")
+
+    def answer(prompt: list[int]) -> None:
+        if ask(prompt) != "done\n":
+            raise RuntimeError("transformers ended before it had answered")
+
+    return answer
 
 
 def serve() -> None:
@@ -46,9 +48,9 @@ def serve() -> None:
     task = json.loads(sys.stdin.readline())
     torch.set_num_threads(task["threads"])
     model = AutoModelForCausalLM.from_pretrained(task["path"], dtype=torch.float32).eval()
-    ids = torch.tensor([task["prompt"]])
     print("ready", flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        ids = torch.tensor([json.loads(line)])
         with torch.inference_mode():
             model.generate(
                 ids,

@@ -3,16 +3,18 @@
     python benchmarks/whole.py [--model tiny|smollm2] [--turns 7] [--batches 1 8] [--dtype auto]
 
 Ours with and without the draft run on one engine and take turns on the same eight prompts, `batch` at a
-time; a cell is the median over turns with its quartiles. transformers (float32, batch 1, temperature 0)
-takes turns with them from a process of its own.
+time, whose prefixes it keeps from the first run on; a cell is the median over turns with its quartiles.
+transformers (float32, batch 1, temperature 0) takes turns with them from a process of its own; there every
+run has a prompt that was not asked before, for transformers keeps nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
 import torch
 
@@ -105,17 +107,23 @@ def ours(
     }
 
 
+def never_asked(prompt: list[int]) -> Iterator[list[int]]:
+    """The prompt behind another token each time: what is kept of one is of no use to the next."""
+    return ([first, *prompt] for first in count(100))  # behind the special tokens, within any vocabulary
+
+
 def against_transformers(options: argparse.Namespace, pair: Pair, decoder: DSparkDecoder) -> None:
-    prompt = pair.ids(decoder)
+    prompts = never_asked(pair.ids(decoder))
     params = SamplingParams(temperature=0.0, max_tokens=pair.tokens, ignore_eos=True)
-    sides = {
-        **ours(decoder, [prompt], params, 1),
-        "transformers": start_transformers(
-            resolve(pair.target, "target"), prompt, pair.tokens, options.threads
-        ),
+    plain = replace(params, speculative=False)
+    theirs = start_transformers(resolve(pair.target, "target"), pair.tokens, options.threads)
+    sides: dict[str, Callable[[], object]] = {
+        "draft": lambda: decoder.generate(next(prompts), params),
+        "plain": lambda: decoder.generate(next(prompts), plain),
+        "transformers": lambda: theirs(next(prompts)),
     }
     times = interleaved(sides, options.turns, warmup=1)
-    print("\nfirst prompt, batch 1, temperature 0 (transformers always float32)")
+    print("\nfirst prompt behind a new token, batch 1, temperature 0 (transformers always float32)")
     for name, sample in times.items():
         ratio = times["transformers"].median / sample.median
         print(f"{name:>14} {speed(sample, pair.tokens):>26} tok/s {ratio:6.2f}x transformers")
