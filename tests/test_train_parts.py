@@ -297,3 +297,17 @@ def test_a_resumed_optimiser_keeps_what_is_asked_for_now() -> None:
     old, new = made(0.0), made(0.1)
     new.load_state_dict(old.state_dict())
     assert [group["weight_decay"] for part in new.parts for group in part.param_groups] == [0.1, 0.1]
+
+
+def test_a_step_that_was_counted_on_the_cpu_is_taken_to_a_fused_optimiser() -> None:
+    """Sharded parameters, which have no fused step, keep it there."""
+    old, weight = Optimiser({"w": parameter(3)}), torch.nn.Parameter(torch.ones(3, device="meta"))
+    next(iter(old._parameters)).grad = torch.ones(3)
+    old.step(0.1, 1.0)
+    states = old.state_dict()
+    states[0]["param_groups"][0]["fused"] = False
+    new = Optimiser({"w": weight})
+    new.load_state_dict(states)
+    (adam,) = new.parts
+    assert adam.param_groups[0]["fused"]
+    assert adam.state[weight]["step"].device == weight.device

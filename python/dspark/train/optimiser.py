@@ -92,10 +92,12 @@ class Optimiser:
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         """Takes `state_dict` back, of as many optimisers; what was asked for now stays in force."""
         for optimiser, state in zip(self.parts, states, strict=True):
-            own = [{key: group[key] for key in OWN if key in group} for group in optimiser.param_groups]
-            optimiser.load_state_dict(state)
-            for group, values in zip(optimiser.param_groups, own, strict=True):
-                group.update(values)
+            # torch puts a state where the groups that it reads say: where nothing is fused, steps on the CPU.
+            groups = [
+                saved | {key: group[key] for key in OWN if key in group}
+                for saved, group in zip(state["param_groups"], optimiser.param_groups, strict=True)
+            ]
+            optimiser.load_state_dict({**state, "param_groups": groups})
 
 
 OWN = ("weight_decay", "fused")
