@@ -154,6 +154,16 @@ def test_what_is_learned_by_heart_is_drafted(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_lean_form_is_no_matter_of_the_copy_that_learns(
+    tmp_path: Path, decoders: Callable[..., DSparkDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is stored as what fits its vocabulary, which may not do without its head."""
+    monkeypatch.setattr(check, "OVERFIT_STEPS", 1)
+    settings = small_run(tmp_path, tmp_path, packaging="nested", save_head=False)
+    prompt = decoders().models.require_tokenizer().encode("class Reader(")
+    assert 0.0 <= check.overfit(settings, TARGET, DRAFT, prompt, print)["overfit"] <= 1.0
+
+
 def test_an_answer_to_learn_does_not_loop_and_is_drawn_again_with_a_draft(
     decoders: Callable[..., DSparkDecoder],
 ) -> None:

@@ -116,7 +116,8 @@ def overfit(
                 failed_anchors=0.0,
                 micro_batch=1,
                 dtype="float32",
-                packaging=None,
+                packaging=None,  # what fits the vocabulary; flat, for one, stores its head
+                save_head=True,
                 save_dtype="float32",
                 tensorboard=False,
             ),
