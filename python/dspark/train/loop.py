@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dspark.durations import duration
@@ -87,7 +87,7 @@ class Loop:
             NumericsError: `MOST_SKIPPED` gradients in a row were not finite.
         """
         pace, saved = self._pace, time.monotonic()
-        first, in_a_row = at.step, 0
+        first, in_a_row = replace(at), 0
         while at.step < pace.steps and not self._ends():
             began = time.monotonic()
             measured, rate, norm = self._step(at.step)
@@ -104,14 +104,14 @@ class Loop:
                     "lower rate, or no bf16, may help"
                 )
             last = at.step == pace.steps
-            if at.step % pace.report_every == 0 or last or at.step == first + 1:
-                self._report(at, measured, rate, norm)
+            if at.step % pace.report_every == 0 or last or at.step == first.step + 1:
+                self._report(at, first, measured, rate, norm)
             if at.step % pace.evaluate_every == 0 or last:
                 self._measure(at)
             if self._world.any(time.monotonic() - saved >= pace.checkpoint_seconds):
                 self._checkpoint(at)
                 saved = time.monotonic()
-        if at.step > first:
+        if at.step > first.step:
             self._checkpoint(at)
         return at
 
@@ -126,10 +126,11 @@ class Loop:
         rate = self._rate.at(step)
         return measured, rate, self._optimiser.step(rate, self._clip)
 
-    def _report(self, at: Progress, measured: Measured, rate: float, norm: float) -> None:
+    def _report(self, at: Progress, first: Progress, measured: Measured, rate: float, norm: float) -> None:
+        """`first`: where this command began; an earlier one may have been faster or slower."""
         if self._log is None:
             return
-        per_step = at.seconds / at.step
+        per_step = (at.seconds - first.seconds) / (at.step - first.step)
         left = (self._pace.steps - at.step) * per_step
         self._log.write(
             at.step,
