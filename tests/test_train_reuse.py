@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dspark import DSparkDecoder
+from dspark import DSparkDecoder, files
 from dspark.draft.vocabulary import OFFSETS
 from dspark.errors import CheckpointError, ConfigError
 from dspark.pretrained import resolve
@@ -22,6 +22,7 @@ from dspark.train.before import check_curve, check_first
 from dspark.train.cache import StateCache, check_owner
 from dspark.train.create import check_start
 from dspark.train.data.conversations import Conversation
+from dspark.train.data.shards import Shards
 from dspark.train.identity import identity, named
 from dspark.train.report import Log, reports
 from dspark.train.run import train
@@ -173,6 +174,32 @@ def test_a_damaged_shard_of_states_is_computed_again(
     assert cache.missing([talk]) == [talk]
     cache.fill([talk], teacher, lambda done, total: None)
     assert not StateCache(tmp_path, {}, pytest.fail).missing([talk])
+
+
+@pytest.mark.parametrize("damage", [None, '{"seed": 0', "[]"], ids=["missing", "cut", "no object"])
+def test_files_whose_record_cannot_be_read_are_not_taken(tmp_path: Path, damage: str | None) -> None:
+    talk = Conversation(np.arange(10, 20), ((2, 10),))
+    Shards(tmp_path, {"seed": 0}).fill([0], lambda _: [talk], lambda _: None)
+    teacher = Teacher(load_target(TARGET), (0,))
+    StateCache(tmp_path, {"seed": 0}, print).fill([talk], teacher, lambda done, total: None)
+    for name in ("generation.json", "index.json"):
+        (tmp_path / name).unlink() if damage is None else (tmp_path / name).write_text(damage)
+    cure = "put it back, empty the directory, or name another one"
+    with pytest.raises(CheckpointError, match=rf"generation\.json: cannot be read .* answers .*{cure}"):
+        Shards(tmp_path, {"seed": 0})
+    with pytest.raises(CheckpointError, match=rf"index\.json: cannot be read .* hidden states .*{cure}"):
+        StateCache(tmp_path, {"seed": 0}, print)
+
+
+def test_a_record_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, seen = tmp_path / "generation.json", list[tuple[str, str]]()
+    file.write_text("old")
+    monkeypatch.setattr(files, "sync", lambda path: seen.append((path.read_text(), file.read_text())))
+    files.write_whole(file, "new")
+    assert seen == [("new", "old")]
+    assert file.read_text() == "new"
 
 
 def test_cut_lines_of_a_log_are_passed_over(tmp_path: Path) -> None:

@@ -46,13 +46,17 @@ def read_lines(path: Path) -> list[str]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, readable for everybody; raises `OSError`."""
+    """Writes a file whole or not at all, readable for everybody; a loss of power leaves it old or new.
+
+    Raises `OSError`.
+    """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     scratch = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
         scratch.chmod(0o644)  # mkstemp's own mode would hide it from other users
+        sync(scratch)
         scratch.replace(path)
     except BaseException:
         with suppress(OSError):

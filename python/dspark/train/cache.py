@@ -15,11 +15,12 @@ from safetensors.torch import save_file
 from dspark.errors import CapacityError, CheckpointError
 from dspark.files import sync, write_whole
 from dspark.train.data.conversations import Conversation, fingerprint
-from dspark.train.identity import differing
+from dspark.train.identity import differing, read_record
 from dspark.train.report import Say
 from dspark.train.teacher import States, Teacher
 
 INDEX = "index.json"
+SHARDS = "states-*.safetensors"
 CONVERSATIONS_PER_SHARD = 64
 STORED = torch.bfloat16
 LAST = torch.float16
@@ -42,7 +43,7 @@ def check_size(need: int, limit: int, directory: Path) -> None:
         CapacityError: with what is there, of other conversations too, they would be more than `limit` bytes,
             or the disk has no room for them.
     """
-    there = sum(file.stat().st_size for file in directory.glob("states-*.safetensors"))
+    there = sum(file.stat().st_size for file in directory.glob(SHARDS))
     if need and there + need > limit:
         raise CapacityError(
             f"{directory}: the cache of hidden states has {there / 1e9:.1f} GB, and {need / 1e9:.1f} GB more "
@@ -61,12 +62,12 @@ def check_owner(directory: Path, whose: dict[str, Any]) -> None:
     """Whether what a cache says of its states agrees with `whose`, which may be a part of it.
 
     Raises:
-        CheckpointError: the directory holds another teacher's.
+        CheckpointError: the directory holds another teacher's, or does not say whose.
     """
     said = directory / INDEX
-    if not said.exists():
+    if not said.exists() and not any(directory.glob(SHARDS)):
         return
-    found = json.loads(said.read_text(encoding="utf-8"))
+    found = read_record(said, "hidden states")
     if differing({key: found[key] for key in found if key in whose}, whose):
         raise CheckpointError(
             f"{said}: the hidden states there are of {found}, and {whose} is wanted: name another cache "
@@ -84,7 +85,7 @@ class StateCache:
         loss of power leaves them, are removed, which is said: their conversations are missing again.
 
         Raises:
-            CheckpointError: the directory holds another teacher's.
+            CheckpointError: the directory holds another teacher's, or does not say whose.
         """
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
@@ -93,7 +94,7 @@ class StateCache:
             write_whole(said, json.dumps(whose))
         self._places: dict[str, tuple[Path, int, int]] = {}
         self._open: dict[Path, Any] = {}
-        for file in sorted(directory.glob("states-*.safetensors")):
+        for file in sorted(directory.glob(SHARDS)):
             try:
                 self._take(file)
             except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:

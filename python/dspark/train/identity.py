@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,24 @@ def identity(target: Path) -> str:
     except OSError as error:
         raise CheckpointError(f"{target}: cannot be read ({error})") from error
     return found.hexdigest()
+
+
+def read_record(file: Path, of: str) -> dict[str, Any]:
+    """What a directory says of the files in it; `of`: what these are, for people.
+
+    Raises:
+        CheckpointError: it is missing or damaged, and nobody knows whose they are.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"a {type(found).__name__}, expected an object")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{file}: cannot be read ({error}), so that nothing says what the {of} beside it are of: put it "
+            "back, empty the directory, or name another one"
+        ) from error
+    return found
 
 
 def named(target: str, content: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ from dspark.durations import duration
 from dspark.errors import CheckpointError
 from dspark.files import sync, write_whole
 from dspark.train.data.conversations import Conversation
-from dspark.train.identity import difference
+from dspark.train.identity import difference, read_record
 from dspark.train.report import Say
 
 SETTINGS = "generation.json"
@@ -40,18 +40,14 @@ class Shards:
         """`settings` is everything that decides what is generated.
 
         Raises:
-            CheckpointError: the directory holds what other settings gave.
+            CheckpointError: the directory holds what other settings gave, or does not say.
         """
         self.directory, self._settings = directory, settings
         said = directory / SETTINGS
         # Where nothing was generated yet, nothing is mixed.
-        self._begun = said.exists() and any(directory.glob("answers-*.safetensors"))
-        if self._begun:
-            found = json.loads(said.read_text(encoding="utf-8"))
-            if odd := difference(found, settings):
-                raise CheckpointError(
-                    f"{said}: what is there was generated with {odd}: name another directory"
-                )
+        self._begun = any(directory.glob("answers-*.safetensors"))
+        if self._begun and (odd := difference(read_record(said, "answers"), settings)):
+            raise CheckpointError(f"{said}: what is there was generated with {odd}: name another directory")
 
     def file(self, number: int) -> Path:
         """Where shard `number` is, or will be."""
