@@ -11,8 +11,10 @@ import pytest
 
 from dspark import DSparkDecoder
 from dspark.cli import main, train
+from dspark.cli.train_settings import NEEDS, SHAPE, settings_of
 from dspark.errors import ConfigError
-from dspark.train.settings import Settings
+from dspark.train.losses import Objective
+from dspark.train.settings import DataSettings, Settings
 from dspark.train.shape import Shape
 from training import write_chats
 
@@ -73,12 +75,20 @@ def test_a_run_and_its_gates(
         (["--attention", "fast"], "attention"),
         (["--parallel", "tp"], "parallel"),
         (["--prompts", "/nowhere.jsonl"], "/nowhere.jsonl"),
-        (["--openers", "/nowhere.txt"], "/nowhere.txt"),
+        (["--openers", "/nowhere.txt", "--self-prompts", "1"], "/nowhere.txt"),
         (["--threads", "0"], "--threads"),
         (["--clip", "-1"], "clip"),
         (["--packaging", "flat", "--lean"], "lean"),
         (["--start-layers", "9"], "start_layers"),
         (["--start", "tiny-draft"], "--layers is of a new draft"),
+        (["--openers", "o.txt"], "--openers needs --self-prompts"),
+        (["--samples", "1"], "--samples needs --prompts"),
+        (["--generate-with", "tiny-draft"], "--generate-with needs --prompts or --self-prompts"),
+        (["--markov-head", "none"], "--markov-rank needs a --markov-head other than none"),
+        (["--confidence", "1", "--no-confidence"], "--confidence needs a confidence head, not --no"),
+        (["--muon-factor", "0.0"], "--muon-factor needs --muon"),
+        (["--early-share", "0.25"], "--early-share needs --early-ce"),
+        (["--cache-limit", "4"], "--cache-limit needs --cache"),
     ],
 )
 def test_what_cannot_be_is_one_line(
@@ -90,13 +100,33 @@ def test_what_cannot_be_is_one_line(
     assert "unexpected" not in last
 
 
-def test_a_draft_to_start_from_has_its_own_shape() -> None:
-    def parsed(*more: str) -> Settings:
-        parser = argparse.ArgumentParser()
-        train.add_arguments(parser)
-        base = ["--target", "tiny", "--output", "run", "--self-prompts", "1", *more]
-        return train.settings_of(parser.parse_args(base))
+def parsed(*more: str) -> Settings:
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    base = ["--target", "tiny", "--output", "run", "--self-prompts", "1", *more]
+    return settings_of(parser.parse_args(base))
 
+
+def test_flags_that_need_others_say_the_settings_own_defaults() -> None:
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    helps = {action.option_strings[-1]: action.help or "" for action in parser._actions}
+    data, goal = DataSettings(), Objective()
+    numbers = {
+        "samples": data.samples,
+        "cache-limit": data.cache_limit / 1e9,
+        "confidence": goal.confidence,
+        "early-share": goal.early_share,
+        "muon-factor": parsed().muon_factor,
+    }
+    for flag, number in numbers.items():
+        assert flag in NEEDS and f"(default: {number:g})" in helps[f"--{flag}"], flag
+    assert (parsed().data.samples, parsed().data.cache_limit, parsed().goal) == (1, data.cache_limit, goal)
+    given = parsed("--cache", "c", "--cache-limit", "9", "--muon", "--muon-factor", "2", "--early-ce", "0.5")
+    assert (given.data.cache_limit, given.muon_factor) == (9_000_000_000, 2.0)
+
+
+def test_a_draft_to_start_from_has_its_own_shape() -> None:
     assert (
         parsed().shape
         == parsed("--layers", "5", "--block-size", "7", "--markov-rank", "256").shape
@@ -104,7 +134,7 @@ def test_a_draft_to_start_from_has_its_own_shape() -> None:
     )
     assert parsed("--no-confidence", "--taps", "0", "2").shape == Shape(confidence=False, taps=(0, 2))
     assert parsed("--start", "d", "--training-block-size", "9").shape == Shape(training_block_size=9)
-    for flag in train.SHAPE:
+    for flag in SHAPE:
         if flag not in ("training-block-size", "no-confidence"):
             with pytest.raises(ConfigError, match=f"--{flag} is of a new draft"):
                 parsed("--start", "d", f"--{flag}", "5")

@@ -11,35 +11,13 @@ interrupted one stopped.
 from __future__ import annotations
 
 import argparse
-import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dspark.cli.show import fields, print_json, print_text, say
+from dspark.cli.train_settings import settings_of
 from dspark.errors import ConfigError
 
-if TYPE_CHECKING:
-    from dspark.train.settings import Settings
-
 HELP = "train a draft"
-
-SHAPE = {
-    "layers": "layers",
-    "start-layers": "",
-    "taps": "taps",
-    "block-size": "block_size",
-    "training-block-size": "training_block_size",
-    "markov-head": "markov_head_type",
-    "markov-rank": "markov_rank",
-    "no-confidence": "confidence",
-    "vocabulary": "vocabulary",
-    "mask-token-id": "mask_token_id",
-    "intermediate-size": "intermediate_size",
-    "num-attention-heads": "num_attention_heads",
-    "num-key-value-heads": "num_key_value_heads",
-    "head-dim": "head_dim",
-}
-"""Flags that shape a new draft, without a default of their own, and what `Shape` calls them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +49,7 @@ def _data(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="JSON lines with a prompt or turns (these need a chat template) to answer",
     )
-    add("--samples", type=int, default=1, metavar="N", help="answers to each prompt")
+    add("--samples", type=int, metavar="N", help="answers to each prompt of --prompts (default: 1)")
     add("--self-prompts", type=int, default=0, metavar="N", help="prompts that the target makes up")
     add("--openers", metavar="FILE", help="lines with which made-up prompts start")
     add("--generate-with", metavar="DRAFT", help="generate with this draft and note where it failed")
@@ -102,7 +80,7 @@ def _data(parser: argparse.ArgumentParser) -> None:
         help="share of the prompts kept for evaluation",
     )
     add("--cache", metavar="DIR", help="keep the target's hidden states here (default: compute on the fly)")
-    add("--cache-limit", type=float, default=4.0, metavar="GB", help="refuse a larger cache")
+    add("--cache-limit", type=float, metavar="GB", help="refuse a larger cache (default: 4)")
 
 
 def _shape(parser: argparse.ArgumentParser) -> None:
@@ -136,11 +114,11 @@ def _objective(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--ce", type=float, default=0.1, metavar="A", help="factor of the cross-entropy")
     add("--tv", type=float, default=0.9, metavar="A", help="factor of the L1 distance")
-    add("--confidence", type=float, default=1.0, metavar="A", help="factor of the confidence loss")
+    add("--confidence", type=float, metavar="A", help="factor of the confidence loss (default: 1)")
     add("--decay", type=float, default=4.0, metavar="G", help="slot k weighs exp(-k / G); 0: all alike")
     add("--dpace", action="store_true", help="weigh slots by the chance of reaching them instead")
     add("--early-ce", type=float, metavar="A", help="factor of the cross-entropy in the first part")
-    add("--early-share", type=float, default=0.25, metavar="SHARE", help="of the steps: the first part")
+    add("--early-share", type=float, metavar="SHARE", help="of the steps: the first part (default: 0.25)")
     add("--detach-confidence", action="store_true", help="keep the confidence loss out of the backbone")
     add("--anchors", type=int, default=512, metavar="N", help="blocks per sequence")
     add(
@@ -165,7 +143,7 @@ def _schedule(parser: argparse.ArgumentParser) -> None:
     add("--weight-decay", type=float, default=0.0, metavar="W")
     add("--clip", type=float, default=1.0, metavar="N", help="norm of the gradient at most; 0: off")
     add("--muon", action="store_true", help="Muon for the backbone's matrices")
-    add("--muon-factor", type=float, default=1.0, metavar="F", help="its rate over AdamW's")
+    add("--muon-factor", type=float, metavar="F", help="its rate over AdamW's (default: 1)")
     add("--evaluate-every", type=int, default=500, metavar="N", help="steps")
     add("--report-every", type=int, default=20, metavar="N", help="steps")
     add("--held-out-sequences", type=int, default=32, metavar="N", help="to evaluate on; 0: none")
@@ -216,85 +194,3 @@ def run(options: argparse.Namespace) -> int:
 
 def _print(value: dict[str, Any]) -> None:
     print_text(fields(value))
-
-
-def _bytes(gigabytes: float) -> int:
-    if not math.isfinite(gigabytes):
-        raise ConfigError(f"--cache-limit is {gigabytes}; expected a number of GB")
-    return round(gigabytes * 1e9)
-
-
-def settings_of(options: argparse.Namespace) -> Settings:
-    """The flags as settings."""
-    from dspark.train.data.generate import Sampling
-    from dspark.train.loop import Pace
-    from dspark.train.losses import Objective
-    from dspark.train.settings import DataSettings, Settings
-    from dspark.train.shape import Shape
-
-    def path(text: str | None) -> Path | None:
-        return None if text is None else Path(text).expanduser()
-
-    heat = options.temperature
-    if len(heat) > 2:
-        raise ConfigError(f"--temperature takes one number or two, found {len(heat)}")
-    sampling = Sampling((heat[0], heat[-1]), options.top_p, options.top_k, options.max_tokens)
-    data = DataSettings(
-        files=tuple(Path(file).expanduser() for file in options.data),
-        prompts=path(options.prompts),
-        samples=options.samples,
-        self_prompts=options.self_prompts,
-        openers=path(options.openers),
-        draft=options.generate_with,
-        sampling=sampling,
-        batch_size=options.batch_size,
-        max_length=options.max_length,
-        held_out=options.held_out,
-        cache=path(options.cache),
-        cache_limit=_bytes(options.cache_limit),
-    )
-    given = {flag: value for flag in SHAPE if (value := getattr(options, flag.replace("-", "_"))) is not None}
-    if options.start is not None:
-        for flag in given:
-            if flag != "training-block-size":
-                raise ConfigError(f"--{flag} is of a new draft: that of --start has its own")
-    layers = given.pop("start-layers", ())
-    made: dict[str, Any] = {SHAPE[flag]: value for flag, value in given.items()}
-    if "taps" in made:
-        made["taps"] = tuple(made["taps"])
-    if "confidence" in made:
-        made["confidence"] = False
-    shape = Shape(**made)
-    goal = Objective(
-        cross_entropy=options.ce,
-        distance=options.tv,
-        confidence=options.confidence,
-        decay=options.decay,
-        position_weights="dpace" if options.dpace else "decay",
-        early_cross_entropy=options.early_ce,
-        early_share=options.early_share,
-    )
-    pace = Pace(
-        steps=options.steps,
-        sequences=options.sequences,
-        report_every=options.report_every,
-        evaluate_every=options.evaluate_every,
-        checkpoint_seconds=60.0 * options.checkpoint_minutes,
-        stop_after=None if options.stop_after is None else 3600.0 * options.stop_after,
-    )
-    same = (
-        "target", "start", "anchors", "failed_anchors", "context_noise", "detach_confidence",
-        "learning_rate", "warmup", "cooldown", "clip", "muon", "muon_factor", "weight_decay", "micro_batch",
-        "bf16", "device", "dtype", "attention", "parallel", "seed", "packaging", "save_dtype", "tensorboard",
-        "held_out_sequences", "accept_changes",
-    )  # fmt: skip
-    return Settings(
-        output=Path(options.output).expanduser(),
-        data=data,
-        shape=shape,
-        pace=pace,
-        goal=goal,
-        save_head=not options.lean,
-        start_layers=tuple(layers),
-        **{name: getattr(options, name) for name in same},
-    )
