@@ -14,7 +14,9 @@ import pytest
 from commandline import generate, link_target, run
 from dspark.calibrate import run as calibration_run
 from dspark.checkpoint.calibration import read_calibrations
+from dspark.errors import RequestError
 from dspark.pretrained import resolve
+from dspark.text import Tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}# {{ m.content }}\n{% endfor %}"
@@ -74,6 +76,37 @@ def test_evaluate_and_calibrate_say_them(
 
 
 @pytest.mark.parametrize(
+    ("command", "entry", "flags"),
+    [
+        ("audit", "dspark.audit.run.audit_pair", ("--chat", "--no-draft")),
+        ("bench", "dspark.bench.run.Bench", ("--batches", 1)),
+    ],
+)
+def test_audit_and_bench_ask_with_them(
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    entry: str,
+    flags: tuple[Any, ...],
+) -> None:
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"prompt": "hello"}\n')
+    asked: list[Any] = []
+
+    def ends(*given: Any) -> None:
+        asked.append(next(one for one in given[::-1] if isinstance(one, list | dict)))
+        raise RequestError("that is enough")
+
+    monkeypatch.setattr(entry, ends)
+    pair = ("--target", target, "--draft", "tiny-draft", "--device", "cpu", "--prompts", prompts)
+    code, _, err = run(command, *flags, *OFF, *pair)
+    assert code == 2 and "that is enough" in err
+    [tokens] = asked[0]["mine"] if command == "bench" else asked[0]
+    assert list(tokens) == Tokenizer.from_directory(target).encode("# hello\n# no thoughts\n")
+
+
+@pytest.mark.parametrize(
     ("command", "flags", "message"),
     [
         ("generate", ("x", "--template-option", "a=1"), "give --chat too"),
@@ -82,6 +115,9 @@ def test_evaluate_and_calibrate_say_them(
         ("evaluate", ("--template-option", "thinking=False"), "thinking=false, not False"),
         ("evaluate", OFF, "has no chat template to give enable_thinking to"),
         ("calibrate", (*OFF, "--output", "/tmp/x.json"), "has no chat template to give enable_thinking to"),
+        ("bench", ("--target", "tiny", *OFF), "has no chat template to give enable_thinking to"),
+        ("audit", OFF, "give --chat too"),
+        ("audit", ("--chat", *OFF), "has no chat template to give enable_thinking to"),
     ],
 )
 def test_refused(command: str, flags: tuple[str, ...], message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dspark.audit.prompts import read_prompts
 from dspark.errors import CapacityError
@@ -42,11 +42,14 @@ def check_room(sets: Mapping[str, Sequence[Sequence[int]]], window: int, tokens:
                 )
 
 
-def tokenised(texts: list[str], models: Models, *, is_code: bool) -> list[list[int]]:
-    """Token ids: as a user's message where the target has a chat template, else the text as it is.
+def tokenised(
+    texts: list[str], models: Models, template: Mapping[str, Any], *, is_code: bool
+) -> list[list[int]]:
+    """Token ids: as a user's message where the target has a chat template, which is given the keywords in
+    `template`, else the text as it is.
 
     Beginnings of program text are to be continued, not answered: no template for them.
     """
-    tokenizer = models.require_tokenizer()
+    tokenizer = models.require_tokenizer().with_template_options(template)
     asked = (text if is_code else tokenizer.encode_prompt(text) for text in texts)
     return [list(models.tokens(prompt)) for prompt in asked]

@@ -87,16 +87,13 @@ def render(
     `RequestError`, or `CapacityError` where `window` positions leave no room for an answer. `RequestError`
     for keywords without a template, too.
     """
-    tokenizer = models.require_tokenizer()
-    template = template or {}
-    if template and not tokenizer.has_chat_template:
-        raise RequestError(f"{models.paths[0]} has no chat template to give {', '.join(template)} to")
+    tokenizer = models.require_tokenizer().with_template_options(template or {})
     rendered = []
     for name, texts in sets.items():
         for number, text in enumerate(texts, 1):
             where = f"data set {name}, prompt {number}"
             try:
-                tokens = models.tokens(tokenizer.encode_prompt(text, **template))
+                tokens = models.tokens(tokenizer.encode_prompt(text))
             except RequestError as error:
                 raise RequestError(f"{where}: {error}") from error
             if len(tokens) >= window:

@@ -10,9 +10,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dspark.cli.options import add_pair_options, decoder_options, load_models
+from dspark.cli.options import (
+    add_pair_options,
+    add_template_options,
+    decoder_options,
+    load_models,
+    template_options,
+)
 from dspark.cli.show import Progress, print_json, print_text, table
 
 if TYPE_CHECKING:
@@ -38,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--chat", action="store_true", help="prompts are a user's messages: apply the chat template"
     )
+    add_template_options(work)
     work.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens per sequence")
     work.add_argument(
         "--samples",
@@ -59,10 +66,11 @@ def run(options: argparse.Namespace) -> int:
     usual_samples, built_in = (16, CODE) if options.target == "tiny" else (4, GENERAL)
     samples = usual_samples if options.samples is None else options.samples
     plan = Plan(tokens=options.tokens, samples=samples, seed=options.seed)
+    template = template_options(options)
     texts = list(built_in) if options.prompts is None else read_prompts(options.prompts)
     progress = Progress(silent=options.json)
     models = load_models(options, progress)
-    prompts = _prompts(texts, models, options.chat)
+    prompts = _prompts(texts, models, template, chat=options.chat)
     report = audit_pair(models, decoder_options(options), prompts, plan, progress)
     progress.clear()
     if options.json:
@@ -72,10 +80,10 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_CODES[report.verdict]
 
 
-def _prompts(texts: list[str], models: Models, chat: bool) -> list[Prompt]:
+def _prompts(texts: list[str], models: Models, template: dict[str, Any], *, chat: bool) -> list[Prompt]:
     if not chat:
         return list(texts)
-    tokenizer = models.require_tokenizer()
+    tokenizer = models.require_tokenizer().with_template_options(template)
     return [tokenizer.render_chat([{"role": "user", "content": text}]) for text in texts]
 
 

@@ -13,7 +13,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspark.cli.options import add_model_options, decoder_options, load_models
+from dspark.cli.options import (
+    add_model_options,
+    add_template_options,
+    decoder_options,
+    load_models,
+    template_options,
+)
 from dspark.cli.show import Progress, print_json, print_text, say, table
 from dspark.cli.unfinished import end_with, named
 from dspark.plots import check_plot
@@ -61,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.jsonl",
         help='your own: lines with "turns", of which the first counts',
     )
+    add_template_options(work)
     work.add_argument(
         "--policies", nargs="+", metavar="P", help=f"beside plain decoding (default: {' '.join(POLICIES)})"
     )
@@ -95,20 +102,20 @@ def run(options: argparse.Namespace) -> int:
     from dspark.decoder import DSparkDecoder
     from dspark.durations import duration
 
-    texts = _texts(options)
+    texts, template = _texts(options), template_options(options)
     grid = _grid(options, list(texts))
     options.max_batch_size, threshold = max(grid.batches), options.confidence_threshold
     del options.confidence_threshold  # not the decoder's: it begins with "throughput"
     how = decoder_options(options)
     with DSparkDecoder(lambda: load_models(options, progress), how) as decoder:
         is_own = options.prompts is not None
-        prompts = _tokenised(texts, decoder, is_own=is_own)
-        info = decoder.info()
+        prompts = _tokenised(texts, decoder, template, is_own=is_own)
+        info = decoder.info() | {"template_options": template or None}
         check_room(prompts, info["max_model_len"], grid.tokens)
         bench = Bench(decoder, grid, prompts)
         estimate, started = bench.seconds_left(), time.perf_counter()
         if not options.json:
-            _print_head(decoder, grid, threshold)
+            _print_head(decoder, info, grid, threshold)
         say(f"{len(list(grid.cells()))} cells, about {duration(estimate)}")
         reports, ended = _measure(bench, progress, options.json)
         took = time.perf_counter() - started
@@ -171,13 +178,16 @@ def _grid(options: argparse.Namespace, sets: list[str]) -> Grid:
 
 
 def _tokenised(
-    texts: dict[str, list[str]], decoder: DSparkDecoder, *, is_own: bool
+    texts: dict[str, list[str]], decoder: DSparkDecoder, template: dict[str, Any], *, is_own: bool
 ) -> dict[str, list[list[int]]]:
     """`is_own`: the texts are the user's, whatever the file is called."""
     from dspark.bench.prompt_sets import CODE_BEGINNINGS, tokenised
 
     beginnings = () if is_own else CODE_BEGINNINGS
-    return {name: tokenised(each, decoder.models, is_code=name in beginnings) for name, each in texts.items()}
+    return {
+        name: tokenised(each, decoder.models, template, is_code=name in beginnings)
+        for name, each in texts.items()
+    }
 
 
 def _measure(
@@ -202,15 +212,15 @@ def _measure(
     return reports, ended
 
 
-def _print_head(decoder: DSparkDecoder, grid: Grid, threshold: float) -> None:
+def _print_head(decoder: DSparkDecoder, info: dict[str, Any], grid: Grid, threshold: float) -> None:
     from dspark.serve.costs import device_name
 
-    info = decoder.info()
+    template = f"; template options {info['template_options']}" if info["template_options"] else ""
     print_text(
         f"target {info['target']}, {info['dtype']}\ndraft  {info['draft']}, {info['draft_dtype']}\n"
         f"{device_name(decoder.models.target.device)}, {info['threads']} threads, torch {info['torch']}; "
         f"block size {info['block_size']}, {info['acceptance']}, threshold {threshold:g}\n"
-        f"{grid.tokens} tokens per request, {grid.turns} turns; cost table {info['cost_table']}\n"
+        f"{grid.tokens} tokens per request, {grid.turns} turns; cost table {info['cost_table']}{template}\n"
     )
 
 
@@ -236,6 +246,7 @@ def to_json(
         "block_size",
         "acceptance",
         "calibration",
+        "template_options",
     )
     return {
         **{name: info[name] for name in names},

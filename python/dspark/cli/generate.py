@@ -41,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs `dspark generate`."""
-    params = sampling_params(options)
+    params, template = sampling_params(options), template_options(options)
     prompt = _prompt(options)
     with open_decoder(options) as decoder:
         if options.chat:
             require_template(decoder)
-            prompt = decoder.render_chat([{"role": "user", "content": prompt}], **template_options(options))
+            prompt = decoder.render_chat([{"role": "user", "content": prompt}], **template)
         if params.n == 1 and not options.json:
             say(summary(print_stream(decoder.stream(prompt, params))))
             return 0
@@ -62,8 +62,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _prompt(options: argparse.Namespace) -> str | list[int]:
-    if options.template_option and not options.chat:
-        raise RequestError("--template-option is for a chat template: give --chat too")
     given: str | None = options.prompt
     ids: list[int] | None = options.token_ids
     if given is not None and ids is None:

@@ -138,8 +138,12 @@ def add_template_options(parser: argparse._ActionsContainer) -> None:
 
 
 def template_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The keywords that the flags give; of one given twice the last."""
-    return dict(options.template_option or [])
+    """The keywords that the flags give; of one given twice the last. `RequestError` without the `--chat` of a
+    command that has one."""
+    given = dict(options.template_option or [])
+    if given and not getattr(options, "chat", True):
+        raise RequestError("--template-option is for a chat template: give --chat too")
+    return given
 
 
 def _template_option(text: str) -> tuple[str, Any]:

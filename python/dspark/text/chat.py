@@ -45,10 +45,10 @@ class _Compiled:
 class ChatTemplates:
     """The chat templates of one checkpoint, by name; usually one, called `default`."""
 
-    def __init__(self, sources: Mapping[str, str], tokens: Mapping[str, str], origin: str) -> None:
-        """`sources`: name to jinja2 text; `tokens`: `bos_token` and the like; `origin`: named in errors."""
+    def __init__(self, sources: Mapping[str, str], variables: Mapping[str, Any], origin: str) -> None:
+        """`sources`: name to jinja2 text; `variables`: `bos_token`, say; `origin`: named in errors."""
         self._sources = dict(sources)
-        self._tokens = dict(tokens)
+        self._variables = dict(variables)
         self._origin = origin
         self._environment = _environment()
         self._compiled: dict[str, _Compiled] = {}
@@ -71,6 +71,14 @@ class ChatTemplates:
         """Whether the checkpoint has no template at all."""
         return not self._sources
 
+    def with_options(self, options: Mapping[str, Any]) -> ChatTemplates:
+        """The same, rendered with these of the template's own keywords unless `render` is given others;
+        RequestError if there are some, and no template to give them to."""
+        if options and self.is_empty:
+            raise RequestError(f"{self._origin} has no chat template to give {', '.join(options)} to")
+        _check_variables(options)
+        return ChatTemplates(self._sources, {**self._variables, **options}, self._origin)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -92,7 +100,7 @@ class ChatTemplates:
                 raise RequestError(f"the chat template of {self._origin} has no place for tools")
             asked = {"messages": without_nulls(messages), "tools": list(tools) if tools else None}
             defaults = {"documents": None, "add_generation_prompt": True}
-            return compiled.template.render({**self._tokens, **defaults, **variables, **plain(asked)})
+            return compiled.template.render({**defaults, **self._variables, **variables, **plain(asked)})
         except RequestError:
             raise
         except TemplateError as error:

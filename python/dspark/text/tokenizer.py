@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,22 @@ class Tokenizer:
         """Whether the checkpoint has a chat template."""
         return not self._chat.is_empty
 
+    def with_template_options(self, options: Mapping[str, Any]) -> Tokenizer:
+        """The same, its chats rendered with these keywords; errors as in `ChatTemplates.with_options`."""
+        found = copy(self)
+        found._chat = self._chat.with_options(options)
+        return found
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the beginning (or end) token where the checkpoint adds one."""
         return self._encode(text, add_special_tokens=True)
 
-    def encode_prompt(self, text: str, **template_kwargs: Any) -> list[int]:
+    def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a user's message in the checkpoint's chat template, or of the plain prompt where it
         has none; errors as in `ChatTemplates.render`."""
         if not self.has_chat_template:
             return self.encode(text)
-        return self.render_chat([{"role": "user", "content": text}], **template_kwargs)
+        return self.render_chat([{"role": "user", "content": text}])
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Bytes that are no valid UTF-8 become U+FFFD; unknown ids are nothing."""
