@@ -81,6 +81,7 @@ def test_a_run_and_its_gates(
         (["--packaging", "flat", "--lean"], "lean"),
         (["--start-layers", "9"], "start_layers"),
         (["--start", "tiny-draft"], "--layers is of a new draft"),
+        (["--template-option", "thinking=false"], "has no chat template to give thinking to"),
         (["--openers", "o.txt"], "--openers needs --self-prompts"),
         (["--samples", "1"], "--samples needs --prompts"),
         (["--generate-with", "tiny-draft"], "--generate-with needs --prompts or --self-prompts"),
@@ -132,6 +133,7 @@ def test_a_draft_to_start_from_has_its_own_shape() -> None:
         == parsed("--layers", "5", "--block-size", "7", "--markov-rank", "256").shape
         == Shape()
     )
+    assert parsed("--template-option", "thinking=false").data.template_options == {"thinking": False}
     assert parsed("--no-confidence", "--taps", "0", "2").shape == Shape(confidence=False, taps=(0, 2))
     assert parsed("--start", "d", "--training-block-size", "9").shape == Shape(training_block_size=9)
     for flag in SHAPE:

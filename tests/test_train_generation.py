@@ -111,7 +111,7 @@ def test_a_made_up_turn_ends_where_its_template_ends_it(
 
 def test_what_was_given_up_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*given: Any) -> list[Any]:
-        given[-1].add("odd ones", 3)
+        given[4].add("odd ones", 3)
         return []
 
     monkeypatch.setattr(gather, "answer", nothing)

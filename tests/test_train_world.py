@@ -145,9 +145,9 @@ def written(shards, number, found):
     write(shards, number, found)
 
 
-def answered(decoder, asked, sampling, seed, left_out):
+def answered(decoder, asked, sampling, seed, left_out, tokenizer):
     left_out.add(NO_ROOM)
-    return answer(decoder, asked, sampling, seed, left_out)
+    return answer(decoder, asked, sampling, seed, left_out, tokenizer)
 
 
 Shards._write, gather.answer = written, answered

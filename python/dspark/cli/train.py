@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from dspark.cli.options import add_template_options
 from dspark.cli.show import fields, print_json, print_text, say
 from dspark.cli.train_settings import settings_of
 from dspark.errors import ConfigError
@@ -63,6 +64,7 @@ def _data(parser: argparse.ArgumentParser) -> None:
     )
     add("--top-p", type=float, metavar="P", help="of answers")
     add("--top-k", type=int, metavar="K", help="of answers")
+    add_template_options(group)
     add("--max-tokens", type=int, default=256, metavar="N", help="of an answer")
     add("--batch-size", type=int, default=32, metavar="N", help="answers generated at once")
     add(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dspark.cli.options import template_options
 from dspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         openers=_path(options.openers),
         draft=options.generate_with,
         sampling=sampling,
+        template_options=template_options(options),
         batch_size=options.batch_size,
         max_length=options.max_length,
         held_out=options.held_out,

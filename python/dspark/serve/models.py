@@ -100,7 +100,7 @@ class Models:
             target=model,
             draft=draft_model,
             tokenizer=tokenizer,
-            generation_config=_generation_config(target_path / "generation_config.json"),
+            generation_config=read_generation_config(target_path),
             end_token_ids=eos_token_ids(target_path),
             paths=(target_path, draft_path),
             calibrations=calibrations,
@@ -234,8 +234,9 @@ def _without_tokenizer(target: Path) -> str:
     return f"{target} has no tokenizer.json: only prompts given as token ids can be used"
 
 
-def _generation_config(path: Path) -> dict[str, Any]:
+def read_generation_config(target: Path) -> dict[str, Any]:
     """The target's own sampling parameters, empty without the file; raises `CheckpointError`."""
+    path = target / "generation_config.json"
     config = read_object(path)
     for key, value in config.items():
         try:

@@ -29,14 +29,13 @@ from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.target import load_target
 from dspark.target.load import read_target_config
-from dspark.text import Tokenizer
 from dspark.text.looping import FEWEST_DISTINCT, distinct_share
 from dspark.train.batch import Anchors, Batch
 from dspark.train.create import draft_from
 from dspark.train.data.conversations import Conversation
 from dspark.train.examples import collate
 from dspark.train.forward import TrainingPass
-from dspark.train.gather import directories, gather
+from dspark.train.gather import directories, gather, tokenizer_of
 from dspark.train.loop import Pace
 from dspark.train.run import train
 from dspark.train.settings import DataSettings, Settings
@@ -75,7 +74,7 @@ def check(settings: Settings, say: Say) -> dict[str, Any]:
             raise ConfigError(f"{draft}: no draft there to check, and no start is given")
         draft = resolve(settings.start, "draft")
     path = resolve(settings.target, "target")
-    tokenizer = Tokenizer.from_directory(path) if (path / "tokenizer.json").exists() else None
+    tokenizer = tokenizer_of(settings, path)
     generated = [place for place in directories(settings).values() if place.is_dir()]
     trained, _ = gather(settings, generated, tokenizer, read_target_config(path), say)
     prompts = [one.tokens[: one.answers[0][0]].tolist() for one in trained[:PROMPTS]]

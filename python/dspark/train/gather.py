@@ -10,13 +10,14 @@ from typing import Any
 from dspark.decoder import DSparkDecoder
 from dspark.errors import ConfigError
 from dspark.pretrained import resolve
+from dspark.serve.models import read_generation_config
 from dspark.target.protocol import TargetSizes
-from dspark.text import Tokenizer
+from dspark.text import Tokenizer, eos_token_ids
 from dspark.train.data.conversations import Conversation, Sieve, split
-from dspark.train.data.generate import Asked, LeftOut, Sampling, answer, invent, read_prompts, settings_of
+from dspark.train.data.generate import Asked, LeftOut, Sampling, answer, invent, read_prompts
 from dspark.train.data.read import ChatMarks, read_conversations
 from dspark.train.data.shards import PER_SHARD, Shards, shards_at_once
-from dspark.train.identity import identity, named
+from dspark.train.identity import identity, named, text_identity
 from dspark.train.report import Say
 from dspark.train.settings import Settings
 from dspark.train.world import World
@@ -65,12 +66,13 @@ def generate(settings: Settings, world: World, say: Say) -> LeftOut:
         # What all shards under way may submit: none of them has to wait for another's answers.
         max_queue_size=shards_at_once(data.batch_size) * PER_SHARD,
     ) as decoder:
+        tokenizer = decoder.models.require_tokenizer().with_template_options(data.template_options)
 
         def answered(some: Sequence[Asked]) -> list[Conversation]:
-            return answer(decoder, some, data.sampling, settings.seed, left_out)
+            return answer(decoder, some, data.sampling, settings.seed, left_out, tokenizer)
 
         def self_made(some: Sequence[int]) -> list[Conversation]:
-            return answered(invent(decoder, some, openers, USERS, settings.seed, left_out))
+            return answered(invent(decoder, some, openers, USERS, settings.seed, left_out, tokenizer))
 
         if asked:
             shards["prompts"].fill(asked, answered, say, data.batch_size, world.rank, world.size)
@@ -82,17 +84,30 @@ def generate(settings: Settings, world: World, say: Say) -> LeftOut:
 def _shards(settings: Settings) -> dict[str, Shards]:
     """Where generated conversations go, by their kind, with all that decides about them."""
     data, said = settings.data, dict[str, dict[str, Any]]()
+    if not directories(settings):
+        return {}
+    target = resolve(settings.target, "target")
+    defaults = read_generation_config(target)
     if data.prompts is not None:
         said["prompts"] = {"prompts": _digest(data.prompts.read_bytes()), "samples": data.samples}
     if data.self_prompts:
-        said["self"] = {"openers": _digest("\n".join(read_openers(data.openers)).encode())}
-    target = named(settings.target, identity(resolve(settings.target, "target")))
-    draft = None if data.draft is None else identity(resolve(data.draft, "draft"))
+        openers = _digest("\n".join(read_openers(data.openers)).encode())
+        said["self"] = {"openers": openers, "users": USERS.filled(defaults)}
+    answers = {
+        **named(settings.target, identity(target)),
+        "tokenizer_content": text_identity(target),
+        "end_token_ids": list(eos_token_ids(target)),
+        "template_options": data.template_options or None,
+        "draft": None if data.draft is None else identity(resolve(data.draft, "draft")),
+        "temperatures": list(data.sampling.temperatures),
+        "top_p": data.sampling.top_p,
+        "top_k": data.sampling.top_k,
+        "sampling": data.sampling.filled(defaults),
+        "max_tokens": data.sampling.max_tokens,
+        "seed": settings.seed,
+    }
     return {
-        kind: Shards(
-            directories(settings)[kind],
-            settings_of(kind, target, data.sampling, settings.seed, draft=draft, **more),
-        )
+        kind: Shards(directories(settings)[kind], {"kind": kind, **answers, **more})
         for kind, more in said.items()
     }
 
@@ -110,6 +125,21 @@ def read_openers(file: Path | None) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the openers in {file} cannot be read: {error}") from error
     return [line for line in lines if line.strip()]
+
+
+def tokenizer_of(settings: Settings, target: Path) -> Tokenizer | None:
+    """The target's, which renders chats as the settings want them; None where it has none.
+
+    Raises:
+        ConfigError: there is none to give keywords of a chat template to.
+        RequestError: it has no chat template to give them to.
+    """
+    options = settings.data.template_options
+    if (target / "tokenizer.json").exists():
+        return Tokenizer.from_directory(target).with_template_options(options)
+    if options:
+        raise ConfigError(f"{target} has no tokenizer, so no chat template to give {', '.join(options)} to")
+    return None
 
 
 def marks_of(tokenizer: Tokenizer | None) -> ChatMarks | None:

@@ -11,6 +11,10 @@ from typing import Any
 from dspark.checkpoint.weights import WeightFiles
 from dspark.errors import CheckpointError
 
+TEXT = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+LATER = {"tokenizer_content", "end_token_ids", "sampling", "users"}
+"""Keys of records that older ones do not have: what these do not say counts as the same."""
+
 SAMPLED, PLACES = 64, 4
 """Bytes read at so many places of each tensor: training changes nearly all of a matrix, and 50 GB of weights
 are not read to find that out."""
@@ -56,6 +60,23 @@ def read_record(file: Path, of: str) -> dict[str, Any]:
     return found
 
 
+def text_identity(target: Path) -> str:
+    """Of what a target reads and writes text with: its tokenizer's files and its chat templates.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    found = hashlib.blake2b(digest_size=8)
+    more = sorted((target / "additional_chat_templates").glob("*.jinja"))
+    try:
+        for file in [*(target / name for name in TEXT), *more]:
+            content = file.read_bytes() if file.is_file() else b""
+            found.update(f"{file.name} {len(content)} ".encode() + content)
+    except OSError as error:
+        raise CheckpointError(f"{target}: cannot be read ({error})") from error
+    return found.hexdigest()
+
+
 def named(target: str, content: str) -> dict[str, str]:
     """What records say of a target: its name for people, its `identity` for comparison."""
     return {"target": target, "target_content": content}
@@ -66,6 +87,7 @@ def differing(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     that was found has no content: older ones have none."""
     keys = found.keys() | wanted.keys()
     keys -= {"target"} if "target_content" in found else {"target_content"}
+    keys -= LATER - found.keys()
     return sorted(key for key in keys if found.get(key) != wanted.get(key))
 
 
@@ -77,4 +99,6 @@ def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | Non
         return (
             f"the target {found['target']!r} when its contents were others than {wanted['target']!r} has now"
         )
+    if odd[0] == "tokenizer_content":
+        return f"another tokenizer or chat template than {wanted['target']!r} has now"
     return f"{odd[0]} {found.get(odd[0])!r}, and {wanted.get(odd[0])!r} is asked for"

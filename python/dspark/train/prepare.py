@@ -29,7 +29,7 @@ from dspark.train.create import draft_from, new_draft
 from dspark.train.data.conversations import Conversation, fingerprint, frequent_tokens
 from dspark.train.data.generate import LeftOut
 from dspark.train.examples import StateSource
-from dspark.train.gather import directories, gather, generate, is_generated
+from dspark.train.gather import directories, gather, generate, is_generated, tokenizer_of
 from dspark.train.head import check_head, embeddings_and_head
 from dspark.train.identity import identity, named
 from dspark.train.lock import held
@@ -59,8 +59,7 @@ def preflight(settings: Settings, world: World) -> Preflight:
     """
     state = read_state(settings.output)
     path = resolve(settings.target, "target")
-    has_tokenizer = (path / "tokenizer.json").exists()
-    tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
+    tokenizer = tokenizer_of(settings, path)
     sizes = check_first(settings, path, tokenizer, world.size, state)
     return Preflight(path, tokenizer, sizes, identity(path), state)
 

@@ -55,7 +55,7 @@ class DataSettings:
         files: conversations as they are. prompts: users' turns to answer, `samples` times each.
         self_prompts: how many prompts the target makes up; openers: a file with one per line.
         draft: generates with this draft, and remembers where verify passes failed.
-        sampling: of answers.
+        sampling: of answers. template_options: keywords of the target's chat template.
         max_length: tokens of a conversation. held_out: share of the prompts.
         cache: a directory for hidden states, None: computed on the fly; cache_limit: bytes.
     """
@@ -67,6 +67,7 @@ class DataSettings:
     openers: Path | None = None
     draft: str | None = None
     sampling: Sampling = field(default_factory=Sampling)
+    template_options: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 32
     max_length: int = 1024
     held_out: float = 0.05
@@ -139,6 +140,8 @@ class Settings:
         if low > high:
             raise ConfigError(f"temperatures are {low} to {high}; expected the lower one first")
         self.data.sampling.params(0)  # refuses what no answer could be drawn with
+        if "add_generation_prompt" in self.data.template_options:
+            raise ConfigError("template_options has add_generation_prompt, which is not a choice in training")
         for name, chosen, known in (
             ("position_weights", self.goal.position_weights, ("decay", "dpace")),
             ("attention", KINDS[0] if self.attention is None else self.attention, KINDS),

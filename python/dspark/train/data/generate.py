@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,11 @@ class Sampling:
             max_tokens=self.max_tokens,
             seed=int(seeds.generate_state(1, np.uint64)[0]),
         )
+
+    def filled(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """What it comes to beside the temperature where `defaults`, the target's, fill what is not given."""
+        params = self.params(0).with_defaults(defaults)
+        return {name: getattr(params, name) for name in ("top_k", "top_p", "min_p", "repetition_penalty")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +105,16 @@ def answer(
     sampling: Sampling,
     seed: int,
     left_out: LeftOut | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> list[Conversation]:
     """The target's answers, turn by turn. Every answer is a conversation of its own, with what came before it
     as its prompt. Where the decoder has a draft, positions of failed verify passes are kept.
 
     A conversation ends where it outgrows the context window, and behind an answer that `max_tokens` cut: in
-    use nobody replies to half an answer. Both are counted in `left_out`; any other failure is raised."""
+    use nobody replies to half an answer. Both are counted in `left_out`; any other failure is raised.
+    `tokenizer`: renders the chats; None: the target's as it is."""
     left_out = left_out or LeftOut()
-    tokenizer = decoder.models.require_tokenizer()
+    tokenizer = tokenizer or decoder.models.require_tokenizer()
     found: list[Conversation] = []
     messages: list[list[dict[str, str]]] = [[] for _ in asked]
     dialogues: dict[int, int] = {}
@@ -172,12 +179,13 @@ def invent(
     sampling: Sampling,
     seed: int,
     left_out: LeftOut | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> list[Asked]:
     """Users' turns that the target makes up after its own user tag, behind a written opener where there are
     any. Free self-talk is narrow; openers are what widens it. Those that do not end are counted in
-    `left_out`."""
+    `left_out`. `tokenizer`: as for `answer`."""
     left_out = left_out or LeftOut()
-    tokenizer = decoder.models.require_tokenizer()
+    tokenizer = tokenizer or decoder.models.require_tokenizer()
     opening, closing = user_tags(tokenizer)
     starts = []
     for number in numbers:
@@ -220,19 +228,3 @@ def user_tags(tokenizer: Tokenizer) -> tuple[str, str]:
     if not mark:
         raise ConfigError("the target's chat template rewrites users' turns: no prompts can be made up")
     return before, after
-
-
-def settings_of(
-    kind: str, target: dict[str, str], sampling: Sampling, seed: int, **more: Any
-) -> dict[str, Any]:
-    """What decides about generated text, for `Shards`; `target` as `identity.named` records it."""
-    return {
-        "kind": kind,
-        **target,
-        "temperatures": list(sampling.temperatures),
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "max_tokens": sampling.max_tokens,
-        "seed": seed,
-        **more,
-    }
