@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -19,6 +20,8 @@ from dspark.train.data.conversations import Conversation
 from dspark.train.data.generate import Sampling, user_tags
 from dspark.train.data.read import read_conversations
 from dspark.train.identity import LATER
+from dspark.train.loop import Pace
+from dspark.train.run import train
 from dspark.train.settings import Settings
 from training import small_run
 
@@ -121,3 +124,18 @@ def test_keywords_that_cannot_be_given_are_refused(target: Path) -> None:
     (target / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match="no tokenizer, so no chat template to give thinking to"):
         prepare.generate_only(run, print)
+
+
+def test_a_resumed_run_notices_other_keywords(target: Path) -> None:
+    chats = target.parent / "chats.jsonl"
+    answer = {"role": "assistant", "content": "self, name): pass"}
+    chats.write_text(json.dumps({"messages": [*ASKED, answer]}))
+
+    def run(options: dict[str, Any]) -> None:
+        whole = settings(target, files=(chats,), prompts=None, template_options=options)
+        train(dataclasses.replace(whole, pace=Pace(steps=1, sequences=1)), print)
+
+    run(OFF)
+    run(OFF)
+    with pytest.raises(ConfigError, match="the run there was trained on other conversations"):
+        run({})
