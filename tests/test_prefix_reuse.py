@@ -129,7 +129,7 @@ def test_kept_prefixes_make_room_for_a_prompt(monkeypatch: pytest.MonkeyPatch, s
     """Memory that a prompt lacks is asked for again behind them, be it for a copy of a prefix or afresh."""
     with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", dtype="float64") as decoder:
         clean = [decoder.generate(prompt(300, seed=kept), GREEDY).token_ids for kept in (1, 2, 3)]
-        # One request's prefix at least is left out: the numbers may be those from before the last one was kept.
+        # One at least is left out: the numbers may be those from before the last one was kept.
         before = decoder.stats()["pages"]["kept"]
         resize, calls = KVStore._resize, []
 
