@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 # A shell that starts the tests in the background lets them ignore Ctrl-C, and their children too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-DATA = Path(__file__).parent / "data"
-RNN_DRAFT = DATA / "qwen3" / "draft-rnn"
-
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
