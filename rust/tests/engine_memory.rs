@@ -126,8 +126,7 @@ fn behind(runner: ToyRunner, first: &[u32], prompts: &[&[u32]]) -> (usize, Vec<R
             engine.audit().unwrap();
         }
     }
-    let found = (*prefilled.lock().unwrap(), released.lock().unwrap().clone());
-    found
+    (*prefilled.lock().unwrap(), released.lock().unwrap().clone())
 }
 
 #[test]

@@ -19,7 +19,6 @@ pub(super) struct Cached {
     pub(super) refused: usize,
 }
 
-
 impl Cached {
     /// How much of `tokens` a fork could take from here now. Nothing below a page: it would not be worth a copy.
     pub(super) fn ready(&self, tokens: &[u32], drafts: bool, forks: Forks) -> usize {
