@@ -129,6 +129,17 @@ def test_prints_a_table(draft, few, prompts):
     assert "AUROC" in out and f"written: {draft / 'calibration.json'}" in out
 
 
+def test_two_prompts_are_fitted_to_and_none_is_scored_on(draft, few, tmp_path):
+    two = tmp_path / "two.jsonl"
+    two.write_text('{"prompt": "import os\\n"}\n{"prompt": "def read(self):\\n"}\n')
+    plot = tmp_path / "plot.svg"
+    how = ("--prompts", two, "--plot", plot, "--temperature", "0", *QUICK)
+    code, out, err = run("calibrate", "--draft", draft, *how)
+    assert code == 0 and "none left to score on" in out and plot.exists(), err
+    [written] = read_calibrations(draft / "calibration.json")
+    assert written.ece_before is written.ece_after is None and len(written.fitted_prompts) == 2
+
+
 def test_rollouts_see_the_heads_own_confidences(models):
     """A second calibration must not be fitted on top of the first, whatever the policy goes by."""
     models = replace(models, calibrations=(entry(),))
