@@ -89,8 +89,8 @@ def test_what_a_prompt_takes_to_be_read_counts(way: str, reader: DSparkDecoder) 
         "astream": lambda: asyncio.run(last()),
     }
     result = ways[way]()
-    assert (result.finish_reason, result.token_ids) == ("abort", ())
-    assert result.timing.total_s >= 0.3 and result.timing.queue_s >= 0.3
+    assert result.finish_reason == "abort"
+    assert result.timing.total_s >= result.timing.queue_s >= 0.3
 
 
 @pytest.fixture
