@@ -109,13 +109,13 @@ def peak() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def main(directory: Path) -> None:
+def stand_in() -> Any:
+    """A target that has nothing but embeddings and output head."""
     import torch
 
-    torch.set_num_threads(1)
-    before = peak()
+    from dspark.target.protocol import OwnTarget
 
-    class StandIn:
+    class StandIn(OwnTarget):
         """Embeddings and output head of the target's sizes, made when they are first needed."""
 
         class config:
@@ -140,11 +140,19 @@ def main(directory: Path) -> None:
         def project(self, hidden: torch.Tensor) -> torch.Tensor:
             return hidden @ self.table().T
 
+    return StandIn()
+
+
+def main(directory: Path) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    before = peak()
     from dspark.draft import load_draft
 
     steps: list[tuple[int, int]] = []
     start = time.perf_counter()
-    target: Any = StandIn()
+    target = stand_in()
     draft = load_draft(directory, target=target, progress=lambda done, total: steps.append((done, total)))
     loaded = time.perf_counter() - start
     most = peak() - before

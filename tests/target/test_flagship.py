@@ -45,6 +45,15 @@ def test_the_second_has_the_tensors_that_are_listed(tmp_path: Path) -> None:
     assert (found["block_size"], found["training_block_size"]) == (7, 16)
 
 
+def test_the_stand_in_is_a_target_to_a_draft(tmp_path: Path) -> None:
+    config, _ = read_draft_directory(flagship.write(tmp_path, "v2"))
+    target = flagship.stand_in()
+    target.device = torch.device("meta")
+    with target.device:
+        draft = DSparkDraftModel(config)
+    assert draft.bind(target) is draft
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
