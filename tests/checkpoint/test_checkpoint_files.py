@@ -162,6 +162,18 @@ def test_a_tensor_that_is_not_in_its_shard(tmp_path: Path) -> None:
     refused(path, "not an index")
 
 
+def test_a_single_file_is_read_before_an_index(tmp_path: Path) -> None:
+    """As in transformers, which would else read other weights: an index may be left from an older save."""
+    path = write_sharded(tmp_path / "s", target_tensors(CONFIG, seed=1))
+    stale = logits(path)
+    write_checkpoint(path, CONFIG, target_tensors(CONFIG))
+    expected = logits(write_target(tmp_path / "single", "qwen3"))
+    assert torch.equal(logits(path), expected) and not torch.equal(stale, expected)
+    assert [file.name for file in WeightFiles.open(path).files] == ["model.safetensors"]
+    (path / "model-00002-of-00003.safetensors").unlink()
+    assert torch.equal(logits(path), expected)
+
+
 @pytest.mark.parametrize(
     ("file", "kind"), [("pytorch_model.bin", "pickled"), ("model.pt", "pickled"), ("m.gguf", "GGUF")]
 )

@@ -316,6 +316,7 @@ def test_headers_that_are_no_object(text: str, tmp_path: Path) -> None:
 )
 def test_indexes_that_lie(places: Any, message: str, target: Any, tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, *DRAFTS["nested"])
+    (path / "model.safetensors").rename(path / "shard.safetensors")
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     with pytest.raises(CheckpointError, match=message):
         load_draft(path, target=target)

@@ -30,10 +30,10 @@ class WeightFiles:
         Raises:
             CheckpointError: none there, only pickled or GGUF weights, a shard missing, a file damaged.
         """
+        if (directory / SINGLE).exists():  # first, as in transformers: an index beside it may be stale
+            return cls(directory, [directory / SINGLE], read_header(directory / SINGLE))
         if (directory / INDEX).exists():
             return cls._sharded(directory)
-        if (directory / SINGLE).exists():
-            return cls(directory, [directory / SINGLE], read_header(directory / SINGLE))
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: no such directory")
         raise CheckpointError(f"{directory}: no {SINGLE} and no {INDEX} there{_instead(directory)}")
