@@ -17,6 +17,9 @@ DEFAULT_INTERVAL = 4
 DEFAULT_ROTATING_PART = 0.25
 """What a config without these keys means, as in transformers."""
 
+SILU_NAMES = ("swish", "silu")
+"""Two names of what gates the heads of a Gated-DeltaNet layer (`output_gate_type`)."""
+
 DELTA_DEFAULTS = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
@@ -125,6 +128,8 @@ def _refuse_unsupported(config: ConfigFile) -> None:
         raise config.wrong("hidden_act", "'silu'", activation)
     if not config.flag("attn_output_gate", True):
         raise config.wrong("attn_output_gate", "true: attention without its gate is not supported", False)
+    if (gate := config.text("output_gate_type", "silu")) not in SILU_NAMES:
+        raise config.wrong("output_gate_type", " or ".join(map(repr, SILU_NAMES)), gate)
 
 
 def _tied(config: ConfigFile, text: ConfigFile) -> bool:
