@@ -168,6 +168,21 @@ def test_an_untied_head_must_be_there(tmp_path: Path) -> None:
         load_target(write_checkpoint(tmp_path / "bad", values, tensors))
 
 
+def test_a_layer_that_holds_more_than_its_config_says_is_refused(tmp_path: Path) -> None:
+    """Values of a layer whose config takes them from the keys, a bias, a layer too many; but not what follows
+    from the config."""
+    tensors = load_file(write_target(tmp_path / "good") / "model.safetensors")
+    layers = "model.language_model.layers."
+    for name in ("1.self_attn.v_proj.weight", "0.self_attn.q_proj.bias", "5.layer_scalar"):
+        changed = {**tensors, f"{layers}{name}": torch.zeros(16)}
+        path = write_checkpoint(tmp_path / name, published_config(WRAPPED), changed)
+        for use in (load_target, inspect_checkpoint):
+            with pytest.raises(CheckpointError, match=f"holds tensor {layers}{name}, and the config has no"):
+                use(path)
+    older = {**tensors, f"{layers}0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+    load_target(write_checkpoint(tmp_path / "older", published_config(WRAPPED), older))
+
+
 def test_towers_are_left_out_and_counted(tmp_path: Path) -> None:
     tensors = load_file(write_target(tmp_path / "good") / "model.safetensors")
     extra = {

@@ -141,6 +141,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "makes 3 rotating entries",
     ),
     "no gate": (lambda config, _: config.update(attn_output_gate=False), "attn_output_gate must be true"),
+    "another gate": (
+        lambda config, _: config.update(output_gate_type="sigmoid"),
+        "output_gate_type must be 'swish' or 'silu', found 'sigmoid'",
+    ),
     "activation": (
         lambda config, _: config.update(hidden_act="gelu"),
         "hidden_act must be 'silu', found 'gelu'",
@@ -179,6 +183,19 @@ REFUSED: dict[str, tuple[Change, str]] = {
         ),
         "num_hidden_layers must be at least 8, every 8th layer being one of full attention, found 4",
     ),
+    "a bias": (
+        lambda _, tensors: tensors.update({"model.layers.2.self_attn.q_proj.bias": torch.zeros(128)}),
+        r"holds tensor model.layers.2.self_attn.q_proj.bias, and the config has no place for it "
+        r"\(4 layers, attention biases false\)",
+    ),
+    "a bias of a convolution": (
+        lambda _, tensors: tensors.update({"model.layers.0.linear_attn.conv1d.bias": torch.zeros(104)}),
+        "holds tensor model.layers.0.linear_attn.conv1d.bias, and the config has no place",
+    ),
+    "a layer more": (
+        lambda _, tensors: tensors.update({"model.layers.4.input_layernorm.weight": torch.ones(32)}),
+        "holds tensor model.layers.4.input_layernorm.weight",
+    ),
     "another dtype": (
         lambda _, tensors: tensors.update(
             {"model.layers.1.linear_attn.A_log": torch.ones(6, dtype=torch.int64)}
@@ -198,6 +215,30 @@ def test_refusals_name_what_is_wrong(case: str, tmp_path: Path) -> None:
     for read in (load_target, inspect_checkpoint):
         with pytest.raises(CheckpointError, match=message):
             read(path)
+
+
+@pytest.mark.parametrize("gate", [None, "swish", "silu"])
+def test_names_of_the_gate_that_is_built(gate: str | None, tmp_path: Path) -> None:
+    config = hybrid_config() | {"output_gate_type": gate}
+    write(tmp_path, wrapped(config), wrapped_tensors(hybrid_tensors(hybrid_config())))
+    assert inspect_checkpoint(tmp_path)["layers"] == 4
+    config["output_gate_type"] = "sigmoid"
+    write(tmp_path, wrapped(config), wrapped_tensors(hybrid_tensors(hybrid_config())))
+    with pytest.raises(CheckpointError, match=r"text_config\.output_gate_type must be"):
+        inspect_checkpoint(tmp_path)
+
+
+def test_layers_inside_the_wrapper_may_hold_nothing_else_but_what_is_recomputed(tmp_path: Path) -> None:
+    config = wrapped(hybrid_config())
+    tensors = wrapped_tensors(hybrid_tensors(hybrid_config()))
+    layer = "model.language_model.layers.2.self_attn."
+    recomputed = {f"{layer}rotary_emb.inv_freq": torch.ones(2)}
+    load_target(write(tmp_path / "older", config, {**tensors, **recomputed}))
+    for path, name in ((tmp_path / "sinks", f"{layer}sinks"), (tmp_path / "k", f"{layer}k_proj.bias")):
+        write(path, config, {**tensors, name: torch.zeros(4)})
+        for read in (load_target, inspect_checkpoint):
+            with pytest.raises(CheckpointError, match=f"holds tensor {name}, and the config has no place"):
+                read(path)
 
 
 def test_errors_inside_the_wrapper_name_the_whole_key(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dspark.checkpoint.placeless import refuse_placeless
 from dspark.checkpoint.weights import WeightFiles
 from dspark.errors import CheckpointError
 from dspark.layers.parameters import Shape, layer_shapes
@@ -9,15 +10,14 @@ from dspark.target.config import TargetConfig
 
 EMBEDDINGS = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-RECOMPUTED = "rotary_emb.inv_freq"
-"""Some checkpoints store what follows from the config."""
+LAYERS = "model.layers."
 
 
 def target_shapes(config: TargetConfig, weights: WeightFiles) -> dict[str, Shape]:
     """
     Raises:
         CheckpointError: the config says that the output head is not tied, and there is none; or a layer holds
-            a tensor that the config has no place for: without it the model would be another one.
+            a tensor that the config has no place for.
     """
     table = (config.vocab_size, config.hidden_size)
     shapes: dict[str, Shape] = {EMBEDDINGS: table, "model.norm.weight": (config.hidden_size,)}
@@ -31,7 +31,7 @@ def target_shapes(config: TargetConfig, weights: WeightFiles) -> dict[str, Shape
     for layer in range(config.num_hidden_layers):
         shapes.update(
             layer_shapes(
-                f"model.layers.{layer}.",
+                f"{LAYERS}{layer}.",
                 config,
                 qkv_bias=config.qkv_bias,
                 output_bias=config.output_bias,
@@ -39,10 +39,5 @@ def target_shapes(config: TargetConfig, weights: WeightFiles) -> dict[str, Shape
                 qk_norm=config.qk_norm,
             )
         )
-    for name in sorted(weights.tensors):
-        if name.startswith("model.layers.") and name not in shapes and not name.endswith(RECOMPUTED):
-            raise CheckpointError(
-                f"{weights.where()}: holds tensor {name}, and the config has no place for it "
-                f"({config.num_hidden_layers} layers, attention biases {str(config.qkv_bias).lower()})"
-            )
+    refuse_placeless(weights, shapes, LAYERS, layers=config.num_hidden_layers, biases=config.qkv_bias)
     return shapes

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import Protocol
 
+from dspark.checkpoint.placeless import refuse_placeless
 from dspark.checkpoint.weights import WeightFiles
 from dspark.errors import CheckpointError
 from dspark.layers.parameters import Shape
@@ -70,7 +71,8 @@ def stored_names(config: Gemma4Config, weights: WeightFiles) -> dict[str, str]:
     """Each parameter's name with its tensor's.
 
     Raises:
-        CheckpointError: the config says that the output head is not tied, and there is none.
+        CheckpointError: the config says that the output head is not tied, and there is none; or a layer
+            of the text model holds a tensor that the config has no place for.
     """
     shapes = gemma4_shapes(config)
     if HEAD in shapes and HEAD not in weights:
@@ -78,7 +80,10 @@ def stored_names(config: Gemma4Config, weights: WeightFiles) -> dict[str, str]:
             f"{weights.where()}: tensor {HEAD} is missing, but tie_word_embeddings is false; "
             f"expected shape {list(shapes[HEAD])}"
         )
-    return {name: name if name == HEAD else config.prefix + name.removeprefix("model.") for name in shapes}
+    names = {name: name if name == HEAD else config.prefix + name.removeprefix("model.") for name in shapes}
+    stored, layers = set(names.values()), config.num_hidden_layers
+    refuse_placeless(weights, stored, f"{config.prefix}layers.", layers=layers, biases=config.attention_bias)
+    return names
 
 
 def left_out(weights: WeightFiles) -> dict[str, int]:

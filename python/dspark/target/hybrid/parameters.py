@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dspark.checkpoint.placeless import refuse_placeless
 from dspark.checkpoint.weights import WeightFiles
 from dspark.errors import CheckpointError
 from dspark.layers.parameters import Shape
@@ -71,7 +72,8 @@ def stored_names(config: HybridConfig, weights: WeightFiles) -> dict[str, str]:
 
     Raises:
         CheckpointError: no text model's embeddings under any known prefix, or under several; the head is not
-            tied, and there is none.
+            tied, and there is none; a layer of the text model holds a tensor that the config has no place
+            for.
     """
     found = [prefix for prefix in PREFIXES if f"{prefix}{EMBEDDINGS}" in weights]
     if len(found) != 1:
@@ -88,6 +90,8 @@ def stored_names(config: HybridConfig, weights: WeightFiles) -> dict[str, str]:
                 f"expected shape {[config.vocab_size, config.hidden_size]}"
             )
         names[HEAD] = head
+    stored, layers = set(names.values()), config.num_hidden_layers
+    refuse_placeless(weights, stored, f"{found[0]}layers.", layers=layers, biases=config.attention_bias)
     return names
 
 
