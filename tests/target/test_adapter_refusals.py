@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -251,6 +252,48 @@ def test_missing_and_misshapen_weights_are_refused(tmp_path: Path) -> None:
     wrong = r"down_proj.weight has the wrong shape, expected \[16, 24\], found \[16, 23\]"
     with pytest.raises(CheckpointError, match=wrong):
         load_target(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8])
+def test_quantised_weights_that_only_their_dtype_shows_are_refused(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """transformers converts them and drops their scale: another model, and nothing says so."""
+    from safetensors.torch import load_file, save_file
+
+    path = write(tmp_path, "mistral-window")
+    (path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    name = "model.layers.1.mlp.down_proj.weight"
+    weights = load_file(path / "model.safetensors")
+    weights[name] = (16 * weights[name]).to(dtype)
+    weights["model.layers.1.mlp.down_proj.weight_scale"] = torch.tensor(1 / 16)
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    stored = {torch.float8_e4m3fn: "F8_E4M3", torch.int8: "I8", torch.uint8: "U8"}[dtype]
+    message = (
+        rf"model\.safetensors: tensor {re.escape(name)} has dtype {stored}, expected F64, F32, F16, BF16"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        load_target(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("gpt2", "transformer.h.0.attn.bias"),
+        ("gpt2", "h.0.attn.bias"),
+        ("gpt_neox", "gpt_neox.layers.0.attention.bias"),
+        ("mistral-window", "model.mtp.ids"),
+    ],
+)
+def test_what_the_model_does_not_read_may_have_any_dtype(kind: str, name: str, tmp_path: Path) -> None:
+    """Masks that older versions stored as bytes, and leftovers."""
+    from safetensors.torch import load_file, save_file
+
+    path = write(tmp_path, kind)
+    weights = load_file(path / "model.safetensors")
+    weights[name] = torch.ones(1, 1, 128, 128, dtype=torch.uint8).tril()
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    load_target(path)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from dspark.target.adapter.config import AdaptedConfig
 from dspark.target.adapter.model import TransformersTarget
 from dspark.target.adapter.names import require_causal
 from dspark.target.adapter.probe import probe, refuse_recurrent
+from dspark.target.adapter.stored import require_every_weight, require_floats
 
 if TYPE_CHECKING:
     from dspark.checkpoint.load import Progress
@@ -33,7 +34,7 @@ def load_adapted(
 
     Raises:
         CheckpointError: transformers does not know the architecture or cannot load it, or a weight is
-            missing.
+            missing or quantised.
         ConfigError: the model cannot be rolled back, or cannot be a target for another reason that is named.
     """
     import transformers
@@ -74,21 +75,9 @@ def _load(transformers: Any, weights: WeightFiles, architecture: str, dtype: tor
             f"{weights.directory}: transformers {transformers.__version__} cannot load this {architecture} "
             f"({type(error).__name__}: {first_line(error)})"
         ) from error
-    _require_every_weight(weights, model, info)
+    require_every_weight(weights, model, info)
+    require_floats(weights, model, info)
     return model
-
-
-def _require_every_weight(weights: WeightFiles, model: Any, info: Mapping[str, Any]) -> None:
-    """transformers would draw at random what is missing or does not fit."""
-    for entry in info["mismatched_keys"]:
-        name = entry if isinstance(entry, str) else entry[0]  # some versions add both shapes
-        expected, found = list(model.state_dict()[name].shape), weights.shape(name)
-        raise CheckpointError(
-            f"{weights.where()}: tensor {name} has the wrong shape, expected {expected}, "
-            f"found {'another' if found is None else list(found)}"
-        )
-    for name in sorted(info["missing_keys"]):
-        raise CheckpointError(f"{weights.where()}: tensor {name} is missing")
 
 
 @contextmanager
