@@ -85,6 +85,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Tensor], tuple[str, ...]]] = {
     "linear": (nested_config(rope_parameters=LINEAR), draft_tensors(own=False), ALL),
     "llama3": (nested_config(rope_parameters=LLAMA3), draft_tensors(own=False), ALL),
     "sliding": (nested_config(**WINDOW), draft_tensors(own=False), ("nested",)),
+    "causal": (nested_config(is_causal=True), draft_tensors(own=False), ("nested",)),
+    "causal and sliding": (nested_config({"causal": True}, **WINDOW), draft_tensors(own=False), ("nested",)),
+    "causal dflash": (dflash_config(is_causal=True), draft_tensors(own=False, **PLAIN), ("nested",)),
     "anchored": (speculators_config(**WINDOW), draft_tensors(own=False), ("speculators",)),
     "bidirectional": (
         speculators_config(**WINDOW, sliding_window_non_causal=True),

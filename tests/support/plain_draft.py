@@ -28,6 +28,7 @@ def plain_block(
     anchor: int,
     embeddings: Tensor,
     rule: str = "sliding",
+    causal: bool = False,
 ) -> Tensor:
     """The backbone's output `[block, hidden]`, from the taps of the whole context and without any cache."""
     size, context = config["block_size"], len(taps)
@@ -65,8 +66,10 @@ def plain_block(
         k = turned(rms(k, w("self_attn.k_norm")), 0)
         groups = q.shape[1] // k.shape[1]
         scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(groups, 1)) / HEAD_DIM**0.5
+        own, keys = torch.arange(context, context + size)[:, None], torch.arange(context + size)
+        if causal:
+            scores = scores.masked_fill(keys > own, float("-inf"))
         if kind == "sliding_attention":
-            own, keys = torch.arange(context, context + size)[:, None], torch.arange(context + size)
             window = config["sliding_window"]
             hidden = {
                 "none": torch.zeros(size, context + size, dtype=torch.bool),

@@ -100,6 +100,7 @@ def _draft(directory: Path, file: ConfigFile) -> dict[str, Any]:
         "own_output_head": config.own_head,
         "draft_vocab_size": config.draft_vocab_size,
         "window_rule": config.window_rule if any(config.windows) else None,
+        "causal": config.causal,
         **_soft_cap(config),
         **sizes(config),
         **_storage(weights, set(names), maps),

@@ -34,6 +34,7 @@ class DraftConfig:
             `dspark.draft.vocabulary`). Output head and W2 have as many rows.
         windows: each layer's sliding window, or None for full attention.
         window_rule: what a sliding layer sees, see `WINDOW_RULES`.
+        causal: in every layer no row of a block sees a later one; else only where the window rule says so.
         notes: what was not said by the checkpoint and follows from its format, for `inspect`.
     """
 
@@ -66,6 +67,7 @@ class DraftConfig:
     own_head: bool
     drop_anchor_slot: bool = False
     window_rule: str = "sliding"
+    causal: bool = False
     notes: tuple[str, ...] = ()
 
     @property

@@ -266,7 +266,7 @@ class DSparkDraftModel(nn.Module):
             [(context, size) for context in contexts],
             config.num_attention_heads,
             config.windows,
-            causal=False,
+            causal=config.causal,
             window_rule=config.window_rule,
             kernel=self._kernel,
         )

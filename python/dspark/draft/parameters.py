@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dspark.checkpoint.header import StoredTensor
+from dspark.checkpoint.placeless import refuse_placeless
 from dspark.checkpoint.weights import WeightFiles
 from dspark.draft.config import DraftConfig
 from dspark.draft.gemma4.config import Gemma4DraftConfig
@@ -10,16 +11,18 @@ from dspark.draft.packaging.heads import CONFIDENCE_BIAS, stored_name
 from dspark.layers.parameters import Shape, layer_shapes
 from dspark.target.gemma4.parameters import gemma4_layer_shapes
 
+LAYERS = "layers."
+
 
 def draft_shapes(config: DraftConfig, weights: WeightFiles) -> dict[str, Shape]:
     """Every tensor that the configuration asks for, under the name that the checkpoint gives it.
 
     The bias of the confidence head is listed only if it is stored: without one it is zero.
+
+    Raises:
+        CheckpointError: a layer holds a tensor that the configuration has no place for.
     """
-    shapes = _parameters(config)
-    if stored_name(weights, CONFIDENCE_BIAS) not in weights:
-        shapes.pop(CONFIDENCE_BIAS, None)
-    return {stored_name(weights, name): shape for name, shape in shapes.items()}
+    return dict(_stored(config, weights).values())
 
 
 def stored_parameters(config: DraftConfig, weights: WeightFiles) -> dict[str, StoredTensor]:
@@ -27,13 +30,20 @@ def stored_parameters(config: DraftConfig, weights: WeightFiles) -> dict[str, St
     out.
 
     Raises:
-        CheckpointError: a tensor is missing, or of another shape or dtype than it must be.
+        CheckpointError: a tensor is missing, or of another shape or dtype than it must be; or a layer holds
+            one that the configuration has no place for.
     """
-    return {
-        name: weights.check(stored_name(weights, name), shape)
-        for name, shape in _parameters(config).items()
-        if name != CONFIDENCE_BIAS or stored_name(weights, name) in weights
-    }
+    return {own: weights.check(name, shape) for own, (name, shape) in _stored(config, weights).items()}
+
+
+def _stored(config: DraftConfig, weights: WeightFiles) -> dict[str, tuple[str, Shape]]:
+    """Stored name and shape of each parameter, by its published name."""
+    found = {name: (stored_name(weights, name), shape) for name, shape in _parameters(config).items()}
+    if CONFIDENCE_BIAS in found and found[CONFIDENCE_BIAS][0] not in weights:
+        del found[CONFIDENCE_BIAS]
+    layers, biases = config.num_hidden_layers, config.attention_bias
+    refuse_placeless(weights, {name for name, _ in found.values()}, LAYERS, layers=layers, biases=biases)
+    return found
 
 
 def _parameters(config: DraftConfig) -> dict[str, Shape]:
@@ -45,7 +55,7 @@ def _parameters(config: DraftConfig) -> dict[str, Shape]:
         "norm.weight": (hidden,),
     }
     for layer in range(config.num_hidden_layers):
-        shapes.update(_layer(f"layers.{layer}.", config))
+        shapes.update(_layer(f"{LAYERS}{layer}.", config))
     if config.own_embeddings:
         shapes["embed_tokens.weight"] = (vocab, hidden)
     if config.own_head:

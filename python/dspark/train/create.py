@@ -107,6 +107,8 @@ def trainable(path: Path, training_block_size: int | None = None) -> tuple[Draft
         raise ConfigError(f"{path}: a draft whose anchor slot predicts nothing cannot be trained")
     if any(config.windows):
         raise ConfigError(f"{path}: a draft with sliding layers cannot be trained")
+    if config.causal:
+        raise ConfigError(f"{path}: a draft whose rows do not see later ones cannot be trained")
     if config.hidden_size != config.target_hidden_size:
         raise ConfigError(f"{path}: a draft that is not as wide as its target cannot be trained")
     if training_block_size is None:

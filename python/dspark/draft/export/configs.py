@@ -43,6 +43,8 @@ def nested(config: DraftConfig) -> dict[str, Any]:
         "target_layer_ids": list(config.target_layer_ids),
         **_heads(config),
     }
+    if config.causal:
+        switches["causal"] = True
     if not config.drop_anchor_slot:
         switches["projector_type"] = "dspark"
         is_mha = config.num_key_value_heads == config.num_attention_heads
@@ -51,6 +53,7 @@ def nested(config: DraftConfig) -> dict[str, Any]:
         "architectures": ["DFlashDraftModel" if config.drop_anchor_slot else "DSparkDraftModel"],
         **_layers(config),
         **_blocks(config),
+        **({"is_causal": True} if config.causal else {}),
         "dflash_config": switches,
     }
 

@@ -73,6 +73,8 @@ def _check_expressible(config: DraftConfig, weights: WeightFiles, form: str) -> 
         rules = {"flat": (), "nested": ("sliding",), "speculators": ("anchored", "anchored, bidirectional")}
         if config.window_rule not in rules[form]:
             raise refuse(f"its sliding layers ({config.window_rule}) mean something else there")
+    if config.causal and form != "nested":
+        raise refuse("no row of its blocks sees a later one, which the format cannot say")
     if form == "nested" and config.drop_anchor_slot and (config.markov_rank or config.enable_confidence_head):
         raise refuse("it drops the anchor's slot, and without that slot the format has no heads")
     if form == "flat":

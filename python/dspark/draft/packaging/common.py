@@ -10,6 +10,7 @@ from dspark.checkpoint.weights import WeightFiles
 from dspark.draft.config import DraftConfig
 from dspark.draft.packaging.heads import HeadDefaults, read_heads
 from dspark.draft.packaging.switches import Switches
+from dspark.draft.packaging.visibility import read_visibility
 from dspark.draft.vocabulary import read_draft_vocab_size
 from dspark.errors import CheckpointError
 from dspark.target.config import QWEN3_HEAD_DIM, head_sizes
@@ -42,10 +43,7 @@ def read_backbone(
     body = config if body is None else body
     sizes = head_sizes(body, QWEN3_HEAD_DIM)
     vocab_size, layers = body.integer("vocab_size"), body.integer("num_hidden_layers")
-    windows, notes = body.layer_windows(layers), [*notes]
-    if window_rule is None and any(windows):
-        windows = (None,) * layers
-        notes.append("sliding layers see everything: its format applies no window to a block")
+    sees = read_visibility(config, body, layers, window_rule)
     if body.flag("mlp_bias", False):
         raise CheckpointError(f"{config.path}: mlp_bias is true, which no known draft has")
     block_size = switches.positive("block_size")
@@ -80,8 +78,9 @@ def read_backbone(
         rms_norm_eps=body.positive_number("rms_norm_eps", 1e-6),
         attention_bias=body.flag("attention_bias", False),
         rope=read_rope(body),
-        windows=windows,
+        windows=sees.windows,
         window_rule=window_rule or "sliding",
+        causal=sees.causal,
         drop_anchor_slot=drop_anchor_slot,
         block_size=block_size,
         training_block_size=training,
@@ -95,7 +94,7 @@ def read_backbone(
         confidence_head_with_markov=heads.confidence_head_with_markov,
         own_embeddings=EMBEDDINGS in weights,
         own_head=HEAD in weights,
-        notes=(*notes, *heads.notes),
+        notes=(*notes, *sees.notes, *heads.notes),
         **sizes,
     )
 

@@ -74,6 +74,7 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
         taps=taps,
         defaults=DEFAULTS,
         drop_anchor_slot=drops_anchor_slot(switches, False),
+        window_rule=None,
         body=ConfigFile(config.path, body),
     )
     known = {field.name: getattr(backbone, field.name) for field in dataclasses.fields(backbone)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.weights import WeightFiles
+from dspark.draft.packaging.neutral import refuse_other_arithmetic
 from dspark.draft.packaging.speculators import BODY
 from dspark.draft.packaging.switches import Switches
 from dspark.errors import CheckpointError
@@ -18,6 +19,7 @@ KNOWN_ARCHITECTURES = (
 )
 ATTENTION_MODES = ("gqa", "mha")
 PROJECTORS = ("dflash", "dspark")
+MASK_EMBEDDING = "mask_embedding.pt"
 
 
 def refuse_unsupported(config: ConfigFile, weights: WeightFiles) -> None:
@@ -48,3 +50,9 @@ def refuse_unsupported(config: ConfigFile, weights: WeightFiles) -> None:
         activation = part.text("hidden_act", "silu")
         if activation != "silu":
             raise refuse(f"{part.prefix}hidden_act is {activation!r}; only 'silu' is supported")
+    refuse_other_arithmetic(parts)
+    if (weights.directory / MASK_EMBEDDING).exists():
+        raise CheckpointError(
+            f"{weights.directory / MASK_EMBEDDING}: an embedding of masks apart from the vocabulary is not "
+            "supported; expected that of mask_token_id in the vocabulary's table"
+        )

@@ -47,8 +47,10 @@ class Switches:
         """An integer from 0."""
         return self.config.agreed(self.places(key), _count, "an integer from 0")
 
-    def flag(self, key: str) -> bool | None:
-        return self.config.agreed(self.places(key), _flag, "true or false")
+    def flag(self, *keys: str) -> bool | None:
+        """`keys` are spellings of one switch."""
+        places = [place for key in keys for place in self.places(key)]
+        return self.config.agreed(places, _flag, "true or false")
 
     def text(self, key: str) -> str | None:
         return self.config.agreed(self.places(key), _text, "a string")

@@ -1,0 +1,50 @@
+"""Switches under which a draft computes something that is not built here.
+
+Such a draft would load, and draft what is hardly ever accepted: the text stays right and nothing says why
+decoding is slow. So each of them must be absent or have the value that changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dspark.checkpoint.config_file import ConfigFile, shortened
+from dspark.draft.packaging.switches import Switches
+from dspark.errors import CheckpointError
+
+NEUTRAL: dict[str, tuple[bool | float | str, str]] = {
+    "attention_sink_bias": (False, "attention with sinks"),
+    "add_swa_attention_sink_bias": (False, "attention with sinks"),
+    "add_full_attention_sink_bias": (False, "attention with sinks"),
+    "attention_value_scale": (1.0, "a factor on the values of attention"),
+    "is_neox_style": (True, "a rotation of neighbouring entries"),
+    "logit_scale": (1.0, "a factor on the logits"),
+    "conditioning_source": ("hidden", "a context from anything but hidden states"),
+    "use_aux_hidden_state": (True, "a context from anything but tapped layers"),
+    "fc_layernorm": (False, "a norm of every tap"),
+}
+"""The neutral value of each switch, and what another one means."""
+
+
+def refuse_other_arithmetic(parts: Iterable[ConfigFile]) -> None:
+    """
+    Args:
+        parts: the config, and the part of it about the layers where that is another one.
+
+    Raises:
+        CheckpointError: a switch with another value than its neutral one.
+    """
+    for part in parts:
+        switches = Switches(part)
+        for key, (neutral, meaning) in NEUTRAL.items():
+            for place, value in switches.places(key):
+                if value is not None and not _equal(value, neutral):
+                    raise CheckpointError(
+                        f"{part.path}: {part.prefix}{place} is {shortened(value)}, expected {neutral!r} or "
+                        f"nothing; {meaning} is not supported"
+                    )
+
+
+def _equal(value: Any, neutral: bool | float | str) -> bool:
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
