@@ -10,7 +10,7 @@ STEP = 8
 """Registers are given to threads in eights."""
 
 HEAD = """\
-# Registers of a thread that each kernel may use, by architecture. tests/kernels/test_cuda_compile.py holds them to
+# Registers of a thread that each kernel may use, by architecture. test_cuda_compile.py holds them to
 # it, so that growth is seen; `python scripts/kernel_budgets.py` writes what they use now, in whole eights.
 """
 
