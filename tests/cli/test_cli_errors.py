@@ -101,11 +101,12 @@ def begin_long_text():
     return process
 
 
-def test_ctrl_c_in_the_middle_of_a_text():
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_the_middle_of_a_text(number, code):
     with begin_long_text() as process:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, err = process.communicate(timeout=30)
-    assert process.returncode == 130 and b"Traceback" not in err
+    assert process.returncode == code and b"Traceback" not in err
 
 
 def test_a_reader_that_goes_away():

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
@@ -31,8 +33,8 @@ from dspark.cli.show import print_json, say
 from dspark.cli.streams import discard, prepare_output, write
 from dspark.errors import ConfigError, DSparkError
 
-ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
-"""Exit codes; the last two are what a shell reports for a process ended by SIGINT or SIGPIPE."""
+ERROR, INTERRUPTED, BROKEN_PIPE, TERMINATED = 2, 130, 141, 143
+"""Exit codes; the last three are what a shell reports for a process ended by SIGINT, SIGPIPE or SIGTERM."""
 
 _COMMANDS = {
     "generate": generate,
@@ -55,9 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     Errors are one line on standard error and code 2, with `--json` also an object on standard output.
     `--help` and `--version` leave by `SystemExit`, as argparse does.
     """
+    if argv is None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
     arguments = sys.argv[1:] if argv is None else list(argv)
     before_rest = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return guarded(lambda: _run(arguments), as_json="--json" in before_rest)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does: what took an hour to measure is shown. What a shell starts
+    in the background ignores Ctrl-C."""
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise _Terminated
 
 
 def _run(arguments: list[str]) -> int:
@@ -71,8 +84,8 @@ def guarded(action: Callable[[], int], *, as_json: bool = False) -> int:
     """The exit code of `action`, whatever it raises; see `main`."""
     try:
         return _outcome(action, as_json)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as ended:
+        return TERMINATED if isinstance(ended, _Terminated) else INTERRUPTED
     except BrokenPipeError:
         discard(sys.stdout)
         return BROKEN_PIPE

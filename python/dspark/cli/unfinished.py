@@ -8,7 +8,8 @@ from dspark.cli.show import say
 def named(error: BaseException) -> dict[str, str]:
     """What `--json` says of it, beside the numbers."""
     message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-    return {"type": type(error).__name__, "message": message}
+    kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else type(error)
+    return {"type": kind.__name__, "message": message}
 
 
 def end_with(error: BaseException, as_json: bool) -> int:
