@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does: what took an hour to measure is shown. What a shell starts
-    in the background ignores Ctrl-C."""
+    """SIGTERM, which ends a command as Ctrl-C does: what took an hour to measure is shown. What a shell
+    starts in the background ignores Ctrl-C."""
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
