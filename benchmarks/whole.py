@@ -3,7 +3,7 @@
     python benchmarks/whole.py [--model tiny|smollm2] [--turns 7] [--batches 1 8] [--dtype auto]
 
 Ours with and without the draft run on one engine and take turns on the same eight prompts, `batch` at a
-time, whose prefixes it keeps from the first run on; a cell is the median over turns with its quartiles.
+time, of which it keeps prefixes of a page or more; a cell is the median over turns with its quartiles.
 transformers (float32, batch 1, temperature 0) takes turns with them from a process of its own; there every
 run has a prompt that was not asked before, for transformers keeps nothing.
 """
