@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from dspark.checkpoint.weights import WeightFiles
 from dspark.errors import CheckpointError
 from dspark.target import load_target
 from dspark.target.families import family_of
-from dspark.target.hybrid import frozen
 from dspark.target.hybrid.config import HybridConfig
 from dspark.target.hybrid.modules import HybridDecays, HybridWeights
 from dspark.target.hybrid.parameters import hybrid_shapes
@@ -248,25 +246,6 @@ def test_errors_inside_the_wrapper_name_the_whole_key(tmp_path: Path) -> None:
     config["text_config"]["tie_word_embeddings"] = True
     with pytest.raises(CheckpointError, match=r"text_config\.tie_word_embeddings is True"):
         HybridConfig.from_file(ConfigFile(tmp_path / "config.json", config))
-
-
-def test_freezing_never_holds_the_model_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer's separate weights are gone before the next layer is fused."""
-    alive: list[weakref.ref[Tensor]] = []
-    counts: list[int] = []
-
-    class Watched(frozen.FrozenMLP):
-        __slots__ = ()
-
-        def __init__(self, norm: Any, mlp: Any) -> None:
-            counts.append(sum(reference() is not None for reference in alive))
-            alive.append(weakref.ref(mlp.down_proj.weight))
-            super().__init__(norm, mlp)
-
-    monkeypatch.setattr(frozen, "FrozenMLP", Watched)
-    config = hybrid_config()
-    load_target(write(tmp_path, config, hybrid_tensors(config)))
-    assert len(counts) == 4 and max(counts) <= 1
 
 
 VALUES: list[Any] = [None, -1, 0, 1, 3, 1.5, 1e300, 2**40, "x", True, [], ["x"], {}, {"rope_theta": "y"}]

@@ -106,26 +106,22 @@ class FrozenLayer:
         "shape",
     )
 
-    def __init__(
-        self, layer: DecoderLayer, rotation: HeadRotation, ready: Callable[[str], None] | None = None
-    ) -> None:
-        """With `ready`, which is called with the start of parameter names before these are needed, the
-        linears of `layer` lose their weights."""
+    def __init__(self, layer: DecoderLayer, rotation: HeadRotation, ready: Callable[[str], None]) -> None:
+        """The linears of `layer` lose their weights, so that these are in memory once. `ready` is called with
+        the start of parameter names before these are needed."""
         shape, attention, mlp = layer.shape, layer.self_attn, layer.mlp
-        release = ready is not None
-        ready = ready or _nothing
         ready("self_attn.")
         self.norm_attention, self.qkv = normed_product(
-            layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj], release
+            layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj], release=True
         )
-        self.output = FusedLinear([attention.o_proj], release=release)
+        self.output = FusedLinear([attention.o_proj], release=True)
         ready("mlp.gate_proj.")
         ready("mlp.up_proj.")
         self.norm_mlp, self.gate_up = normed_product(
-            layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj], release
+            layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj], release=True
         )
         ready("mlp.down_proj.")
-        self.down = FusedLinear([mlp.down_proj], release=release)
+        self.down = FusedLinear([mlp.down_proj], release=True)
         self.rotation = rotation
         self.rotated = shape.num_attention_heads + shape.num_key_value_heads
         self.shape = (-1, self.rotated + shape.num_key_value_heads, shape.head_dim)
@@ -136,10 +132,6 @@ class FrozenLayer:
         x = self.output.add(attention.layer(index, heads), x)
         gate, up = self.gate_up(self.norm_mlp(x)).chunk(2, -1)
         return self.down.add(F.silu(gate).mul_(up), x)
-
-
-def _nothing(prefix: str) -> None:
-    pass
 
 
 def normed_product(
@@ -156,19 +148,16 @@ def normed_product(
 class FrozenStack:
     """All decoder layers of a model."""
 
-    def __init__(
-        self, layers: Sequence[DecoderLayer], ready: Callable[[int, str], None] | None = None
-    ) -> None:
-        """With `ready`, which is called with a layer's index and the start of parameter names before these
-        are needed (norms are needed before), the layers' linears lose their weights one by one."""
+    def __init__(self, layers: Sequence[DecoderLayer], ready: Callable[[int, str], None]) -> None:
+        """The layers' linears lose their weights one by one. `ready` is called with a layer's index and the
+        start of parameter names before these are needed; norms are needed before."""
         shape = layers[0].shape
         groups = [_query_key_groups(layer.self_attn, layer) for layer in layers]
         like = layers[0].input_layernorm.weight
         self.rotation = HeadRotation(groups, like, shape.head_dim)
         self.layers: list[FrozenLayer] = []
         for index, layer in enumerate(layers):
-            own = None if ready is None else partial(ready, index)
-            self.layers.append(FrozenLayer(layer, self.rotation, own))
+            self.layers.append(FrozenLayer(layer, self.rotation, partial(ready, index)))
 
     def __call__(
         self,

@@ -29,7 +29,7 @@ def load_dense(
     """See `load_target`."""
     import torch
 
-    from dspark.checkpoint.load import load_parameters, on_meta, resolve_dtype
+    from dspark.checkpoint.load import ParameterReader, on_meta, resolve_dtype
     from dspark.target.model import TargetModel
 
     config = TargetConfig.from_directory(directory)
@@ -38,10 +38,12 @@ def load_dense(
         model = TargetModel(config)
     names = {name: name for name in target_shapes(config, weights)}
     element = resolve_dtype(dtype, weights, names)
-    load_parameters(model, weights, names, torch.device(device), element, progress)
+    reader = ParameterReader(model, weights, names, torch.device(device), element, progress)
+    reader.vectors()  # norms are needed first, embeddings tell device and dtype
+    reader.fill("model.embed_tokens.")
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
-    return model.eval().freeze()
+    return model.eval().freeze(reader.fill)
 
 
 def describe_dense(config: ConfigFile, weights: WeightFiles) -> Description:

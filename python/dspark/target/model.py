@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -86,11 +86,15 @@ class TargetModel(OwnTarget, nn.Module):
         """Logits `[rows, vocabulary]` of normed hidden states `[rows, hidden]`."""
         return self.lm_head(hidden) if self._frozen is None else self._frozen.head(hidden)
 
-    def freeze(self) -> TargetModel:
-        """Prepares for inference and drops the separate weights: no training or saving afterwards."""
+    def freeze(self, fill: Callable[[str], None] = lambda prefix: None) -> TargetModel:
+        """Prepares for inference and drops the separate weights: no training or saving afterwards.
+
+        `fill` is called with the start of parameter names before these are needed, so that a checkpoint can
+        be read while it is frozen. Embeddings and norms are needed before.
+        """
         if self._frozen is None:
             with torch.inference_mode():
-                self._frozen = _Frozen(self)
+                self._frozen = _Frozen(self, fill)
             self.model.layers = nn.ModuleList()
             del self.lm_head
         return self
@@ -171,8 +175,11 @@ class _Frozen:
 
     __slots__ = ("embedding", "head", "layers", "norm")
 
-    def __init__(self, model: TargetModel) -> None:
+    def __init__(self, model: TargetModel, fill: Callable[[str], None]) -> None:
         self.embedding = model.embedding_weight.detach()
-        self.layers = FrozenStack(decoder_layers(model.model.layers))
+        self.layers = FrozenStack(
+            decoder_layers(model.model.layers), lambda index, part: fill(f"model.layers.{index}.{part}")
+        )
         self.norm = FrozenNorm(model.model.norm)
+        fill("lm_head.")
         self.head = FusedLinear([model.lm_head])
