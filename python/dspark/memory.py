@@ -17,13 +17,15 @@ _OWN_CGROUP = Path("/proc/self/cgroup")
 def available_bytes(device: torch.device) -> int | None:
     """Bytes that can be taken on `device` without others' giving up theirs; `None` where nothing tells.
 
-    On a GPU what its driver calls free; else what Linux calls available, within the limits of a container
-    or service (cgroup v2), or all physical memory on other systems.
+    On a GPU what its driver calls free and what torch's allocator holds there for nobody; else what Linux
+    calls available, within the limits of a container or service (cgroup v2), or all physical memory on other
+    systems.
     """
     if device.type == "cuda":
         import torch
 
-        return int(torch.cuda.mem_get_info(device)[0])
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
     known = [bytes_ for bytes_ in (_of_the_machine(), _of_the_container()) if bytes_ is not None]
     return min(known, default=None)
 

@@ -57,6 +57,16 @@ def test_a_system_that_is_not_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert memory.available_bytes(CPU) is None
 
 
+def test_a_gpu_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch's allocator holds for nobody is the driver's no longer, and can be had all the same."""
+    gpu = torch.device("cuda", 1)
+    numbers = {"mem_get_info": (1000, 8000), "memory_reserved": 5000, "memory_allocated": 3800}
+    for name, number in numbers.items():
+        answers = {gpu: number}
+        monkeypatch.setattr(torch.cuda, name, answers.__getitem__)
+    assert memory.available_bytes(gpu) == 2200
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_position_s_bytes_are_those_that_are_allocated(kind: str, pairs: Callable[[str], Pair]) -> None:
     runner = pairs(kind).runner()
