@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conftest import DATA
 from dspark import DSparkDecoder, memory
 from dspark.serve import options
 from dspark.serve.models import Models
@@ -84,6 +85,14 @@ def test_a_position_s_bytes_are_those_that_are_allocated(kind: str, pairs: Calla
         assert sizes[1] - sizes[0] == 100 * cache.position_bytes
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_s_bytes_are_those_that_are_allocated(kind: str, pairs: Callable[[str], Pair]) -> None:
+    cache = pairs(kind).target.new_cache()
+    states = [cache.conv, cache.state] if kind == "hybrid" else []
+    assert cache.state_bytes == sum(state.untyped_storage().nbytes() for state in states)
+    assert (cache.state_bytes > 0) == (kind == "hybrid")
+
+
 def test_the_caches_take_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     models = Models.load("tiny", "tiny-draft", device="cpu")
     each, window = models.position_bytes, models.window
@@ -98,3 +107,16 @@ def test_the_caches_take_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch
         assert decoder.info()["max_kv_tokens"] == 40_000
         assert decoder.info()["kv_bytes_per_token"] == each
         assert decoder.stats()["pages"]["total"] == 40_000 // 16
+
+
+def test_recurrent_states_have_theirs_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of each request that may run, and two of as many kept prefixes."""
+    models = Models.load(DATA / "hybrid" / "target", None, device="cpu")
+    each, state = models.position_bytes, models.state_bytes
+    assert state == models.target.new_cache().state_bytes > 0
+    monkeypatch.setattr(options, "available_bytes", lambda _: 4 * 40_000 * each + 4 * 5 * state)
+    assert Options(max_batch_size=5).kv_tokens(models) == 40_000
+    assert Options(max_batch_size=1).kv_tokens(models) == 40_000 + 4 * state // each
+    assert Options(max_batch_size=5).info(models)["state_bytes_per_request"] == 4 * state
+    monkeypatch.setattr(options, "available_bytes", lambda _: 0)
+    assert Options(max_batch_size=5).kv_tokens(models) == models.window + 16

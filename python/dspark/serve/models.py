@@ -24,7 +24,7 @@ from dspark.serve.calibration import draft_calibrations
 from dspark.serve.heads import heads_to_core, heads_to_device
 from dspark.serve.runner import Runner
 from dspark.target import load_target
-from dspark.target.protocol import OURS, Target
+from dspark.target.protocol import OURS, Target, TargetCache
 from dspark.text import Tokenizer
 from dspark.text.files import eos_token_ids, read_object
 
@@ -49,6 +49,8 @@ class Models:
     """Who does what kernels could do, and why, by role; the draft's own as "draft ..."."""
     position_bytes: int = 0
     """Bytes of a position in the caches, target's and draft's; 0 where the target does not know."""
+    state_bytes: int = 0
+    """Bytes that each of the target's caches takes whatever its length, and again for its mark."""
 
     @classmethod
     def load(
@@ -96,6 +98,7 @@ class Models:
             tokenizer = Tokenizer.from_directory(target_path)
         else:
             switched_off.append(f"text: {_without_tokenizer(target_path)}")
+        position_bytes, state_bytes = _cache_bytes(model, draft_model)
         return cls(
             target=model,
             draft=draft_model,
@@ -107,7 +110,8 @@ class Models:
             switched_off=switched_off,
             kernels=choice,
             roles=roles,
-            position_bytes=_position_bytes(model, draft_model),
+            position_bytes=position_bytes,
+            state_bytes=state_bytes,
         )
 
     @property
@@ -223,11 +227,11 @@ class Models:
         }
 
 
-def _position_bytes(target: Target, draft: DSparkDraftModel | None) -> int:
-    # Once: a hybrid's empty cache is its whole recurrent state.
-    each: int = target.new_cache().position_bytes
+def _cache_bytes(target: Target, draft: DSparkDraftModel | None) -> tuple[int, int]:
+    """`position_bytes` and `state_bytes` of `Models`."""
+    cache: TargetCache = target.new_cache()  # once: a hybrid's empty cache is its whole recurrent state
     own = 0 if draft is None else draft.new_context().position_bytes
-    return each + own if each else 0
+    return cache.position_bytes + own if cache.position_bytes else 0, cache.state_bytes
 
 
 def _without_tokenizer(target: Path) -> str:

@@ -41,6 +41,10 @@ SHARE = {"cpu": 0.25, "cuda": 0.5}
 """Of the memory that is free once the models are loaded, for the caches where nothing is said: prefixes of
 finished requests are kept until others need the room, so all of it is filled in time."""
 
+STATES = 4
+"""Copies of a target's recurrent states for each request that may run at once: its own and its mark's, and
+those of one kept prefix (the core keeps no more of these)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -103,8 +107,9 @@ class Options:
     def kv_tokens(self, models: Models) -> int:
         """Positions of all running requests and kept prefixes at most.
 
-        By default `DEFAULT_KV_TOKENS`, or two windows if that is more, but not more than a share of the free
-        memory holds; one request of the whole window fits in any case.
+        By default `DEFAULT_KV_TOKENS`, or two windows if that is more, but not more than fits into a share of
+        the memory that is free, less what recurrent states may take; one request of the whole window fits in
+        any case.
         """
         if self.max_kv_tokens is not None:
             return self.max_kv_tokens
@@ -113,6 +118,7 @@ class Options:
         each, free = models.position_bytes, available_bytes(device)
         if not each or free is None:
             return most
+        free -= STATES * self.max_batch_size * models.state_bytes
         return max(min(most, int(SHARE[device.type] * free) // each), window + PAGE)
 
     def engine(
@@ -165,6 +171,7 @@ class Options:
             "max_model_len": self.window(models),
             "max_kv_tokens": self.kv_tokens(models),
             "kv_bytes_per_token": models.position_bytes or None,
+            "state_bytes_per_request": STATES * models.state_bytes,
             "prefill_chunk_size": self.prefill_chunk_size,
             "max_queue_size": self.max_queue_size,
         }

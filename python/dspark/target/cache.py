@@ -8,5 +8,10 @@ class KVCache(KVStore):
 
     __slots__ = ()
 
+    @property
+    def state_bytes(self) -> int:
+        """None: there are only positions."""
+        return 0
+
     def mark(self) -> None:
         """Nothing to remember: it can be forked at any length."""

@@ -41,6 +41,10 @@ class TargetCache(Protocol):
     def position_bytes(self) -> int:
         """Bytes of memory for each further position; 0 where that is not known beforehand."""
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of memory that it takes whatever its length, and once more for a mark: recurrent states."""
+
     def advance(self, count: int) -> None:
         """Keeps the first `count` rows (0 up to all) of the last pass and forgets the others.
 

@@ -29,6 +29,11 @@ class AdaptedCache:
         """Not known before transformers has kept one."""
         return 0
 
+    @property
+    def state_bytes(self) -> int:
+        """None: every layer keeps positions."""
+        return 0
+
     def reserve(self, positions: int) -> None:
         """Nothing to do: transformers takes memory for the rows that it appends, and for no others."""
 

@@ -77,6 +77,11 @@ class Gemma4Cache:
         full = (store for store in self.stores.values() if not isinstance(store, SlidingStore))
         return sum(store.position_bytes for store in full)
 
+    @property
+    def state_bytes(self) -> int:
+        """None. What sliding layers hold, three windows at most, is not counted."""
+        return 0
+
     def reserve(self, positions: int) -> None:
         """Room for `positions` positions: all of them in full layers, a window's in sliding ones."""
         for store in self.stores.values():

@@ -62,6 +62,11 @@ class HybridCache:
         """Those of keys and values."""
         return self.kv.position_bytes
 
+    @property
+    def state_bytes(self) -> int:
+        """Those of the convolutions' inputs and the recurrent states."""
+        return self.conv.nbytes + self.state.nbytes
+
     def reserve(self, positions: int) -> None:
         """Room for keys and values of `positions` positions; states take the same whatever the length."""
         self.kv.reserve(positions)
