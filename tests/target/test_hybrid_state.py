@@ -11,7 +11,7 @@ from torch import Tensor
 from dspark.errors import CapacityError, ConfigError
 from dspark.target import Target, load_target
 from dspark.target.hybrid import delta
-from dspark.target.hybrid.cache import HybridCache
+from dspark.target.hybrid.cache import HybridCache, Waiting
 from hybrid_zoo import VOCAB, write_hybrid
 from places import DATA
 
@@ -115,6 +115,46 @@ def test_a_long_pass_may_be_kept_in_part_too(target: Target, kept: int) -> None:
     run(target, cache, ids, keep=kept)
     run(target, clean, torch.cat((prompt, ids[:kept])))
     assert difference(cache, clean) < EXACT
+
+
+@torch.inference_mode()
+def test_a_long_pass_beside_others_may_be_kept_in_part_too(target: Target) -> None:
+    widths, kept = (5, 70, 150), (2, 30, 66)
+    parts = [tokens(n, seed=n) for n in widths]
+    batch = [target.new_cache() for _ in parts]
+    for number, cache in enumerate(batch):
+        run(target, cache, tokens(7, seed=number))
+    target(torch.cat(parts), list(zip(batch, widths, strict=True)))
+    for cache, count in zip(batch, kept, strict=True):
+        cache.advance(count)
+    for number, (cache, part, count) in enumerate(zip(batch, parts, kept, strict=True)):
+        clean = target.new_cache()
+        run(target, clean, tokens(7, seed=number))
+        run(target, clean, part[:count])
+        assert difference(cache, clean) < EXACT
+
+
+@torch.inference_mode()
+def test_a_long_pass_keeps_states_and_no_rows(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And computes them once: a commit of all rows puts them in their place."""
+    held = []
+    for rows in (delta.AT_ONCE + 1, 5 * delta.AT_ONCE):
+        cache, clean = target.new_cache(), target.new_cache()
+        run(target, clean, tokens(rows))
+        target(tokens(rows), [(cache, rows)])
+        assert cache._pending is not None and not cache.state.any()
+        held.append(waiting_bytes(cache._pending.waiting))
+        with monkeypatch.context() as patch:
+            patch.delattr(delta, "carry")
+            cache.advance(rows)
+        assert difference(cache, clean) < EXACT and scale(cache) > 0.1
+    assert held == [cache.state_bytes] * 2
+
+
+def waiting_bytes(waiting: Waiting) -> int:
+    names = {name for part in type(waiting).__mro__ for name in getattr(part, "__slots__", ())}
+    parts = [getattr(waiting, name, None) for name in names]
+    return sum(part.nbytes for part in parts if isinstance(part, Tensor))
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 64, 100])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from typing import NamedTuple, Protocol, Self
 
@@ -19,6 +20,14 @@ class Waiting(Protocol):
 
     def commit(self, index: int, count: int, conv: Tensor, state: Tensor) -> None:
         """Takes the first `count` rows of request `index` into its states, in place."""
+
+
+class Pending(NamedTuple):
+    """Rows of a pass until their commit, of the request that has this number in `waiting`."""
+
+    waiting: Waiting
+    number: int
+    rows: int
 
 
 class Mark(NamedTuple):
@@ -39,7 +48,7 @@ class HybridCache:
     fork may want.
     """
 
-    __slots__ = ("_mark", "_pending", "conv", "kv", "state")
+    __slots__ = ("_again", "_mark", "_pending", "conv", "kv", "state")
 
     def __init__(self, config: HybridConfig, dtype: torch.dtype, device: torch.device) -> None:
         delta, layers = config.delta, config.linear_layers
@@ -49,7 +58,8 @@ class HybridCache:
             self.conv = torch.zeros(layers, delta.kernel - 1, delta.channels, dtype=wide, device=device)
             state = (layers, delta.key_heads, delta.key_dim, delta.groups, delta.value_dim)
             self.state = torch.zeros(state, dtype=wide, device=device)
-        self._pending: tuple[Waiting, int, int] | None = None
+        self._pending: Pending | None = None
+        self._again: Callable[[HybridCache, int], None] | None = None
         self._mark: Mark | None = None
 
     @property
@@ -88,14 +98,19 @@ class HybridCache:
         if kv is None:
             return None
         forked = copy(self)
-        forked.kv, forked._pending, forked._mark = kv, None, None
+        forked.kv, forked._pending, forked._again, forked._mark = kv, None, None, None
         with torch.inference_mode():
             forked.conv, forked.state = at.conv.clone(), at.state.clone()
         return forked
 
     def offer(self, waiting: Waiting, index: int, rows: int) -> None:
         """Replaces what waits for `advance`: `rows` rows, request `index` of a pass."""
-        self._pending = (waiting, index, rows)
+        self._pending, self._again = Pending(waiting, index, rows), None
+
+    def keep_whole(self, again: Callable[[HybridCache, int], None]) -> None:
+        """What waits can only be kept whole: to keep less, `again(cache, count)` makes a pass of its first
+        `count` rows alone."""
+        self._again = again
 
     def advance(self, count: int) -> None:
         """Keeps the first `count` rows of the last pass.
@@ -103,14 +118,15 @@ class HybridCache:
         Raises:
             CapacityError: more rows than that pass had, or nothing has passed since the last commit.
         """
-        rows = 0 if self._pending is None else self._pending[2]
+        rows = 0 if self._pending is None else self._pending.rows
         if not 0 <= count <= rows:
             raise CapacityError(
                 f"cannot commit {count} rows at length {self.length}: {rows} wait since the last commit"
             )
         if count and self._pending is not None:
-            waiting, index, _ = self._pending
             with torch.inference_mode():
-                waiting.commit(index, count, self.conv, self.state)
+                if count < rows and self._again is not None:
+                    self._again(self, count)
+                self._pending.waiting.commit(self._pending.number, count, self.conv, self.state)
         self.kv.advance(count)
-        self._pending = None
+        self._pending = self._again = None

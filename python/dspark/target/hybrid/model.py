@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from dspark.layers.linear import FusedLinear
 from dspark.layers.norm import FrozenNorm
 from dspark.target.hybrid.cache import HybridCache
 from dspark.target.hybrid.config import HybridConfig
+from dspark.target.hybrid.delta import AT_ONCE
 from dspark.target.hybrid.frozen import FrozenHybridStack
 from dspark.target.hybrid.modules import HybridDecays, HybridWeights
 from dspark.target.hybrid.recurrence import Recurrence, TorchRecurrence, recurrence
@@ -90,6 +92,8 @@ class HybridTarget(OwnTarget):
             kernel=self._kernel,
         )
         delta = self._recurrence.begin(segments)
+        if max(n for _, n in segments) > AT_ONCE:
+            self._keep_whole(token_ids, segments)
         outputs: dict[int, Tensor | None] = dict.fromkeys(taps)
         x = self.embed(token_ids)
         if EMBEDDINGS_TAP in outputs:
@@ -100,3 +104,14 @@ class HybridTarget(OwnTarget):
             x = x[last_rows(segments)]
         x = self._norm(x)
         return (x if logits == "hidden" else self.project(x)), tapped
+
+    def _keep_whole(self, token_ids: Tensor, segments: Sequence[tuple[HybridCache, int]]) -> None:
+        """Of a long segment only the states behind its last row wait (`LongSegment`). The engine keeps every
+        part of a prompt whole; who keeps less of one pays for another pass."""
+        parts = torch.split(token_ids, [n for _, n in segments])
+        for (cache, n), part in zip(segments, parts, strict=True):
+            if n > AT_ONCE:
+                cache.keep_whole(partial(self._again, part))
+
+    def _again(self, token_ids: Tensor, cache: HybridCache, count: int) -> None:
+        self(token_ids[:count], [(cache, count)], logits="hidden")
