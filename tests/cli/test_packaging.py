@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import dspark
-from dspark import _core
+from dspark import _core, errors
 from places import ROOT
 
 PACKAGE = Path(dspark.__file__).parent
@@ -36,6 +36,11 @@ def test_importing_dspark_is_fast() -> None:
 
     # The best of a few: other work on the machine only ever adds. torch alone would be 2 seconds.
     assert min(seconds("import dspark") for _ in range(5)) - min(seconds("pass") for _ in range(5)) < 0.25
+
+
+def test_every_error_is_a_public_name() -> None:
+    kinds = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert "KernelError" in kinds and kinds <= set(dspark.__all__)
 
 
 def test_the_version_is_said_once_and_the_same_everywhere() -> None:
