@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspark.cli.options import template_options
 from dspark.errors import ConfigError
+from dspark.paths import expanded
 
 if TYPE_CHECKING:
     from dspark.train.settings import Settings
@@ -64,7 +65,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         raise ConfigError(f"--temperature takes one number or two, found {len(heat)}")
     sampling = Sampling((heat[0], heat[-1]), options.top_p, options.top_k, options.max_tokens)
     data = DataSettings(
-        files=tuple(Path(file).expanduser() for file in options.data),
+        files=tuple(expanded(file, "a file of --data") for file in options.data),
         prompts=_path(options.prompts),
         self_prompts=options.self_prompts,
         openers=_path(options.openers),
@@ -101,7 +102,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         "held_out_sequences", "accept_changes",
     )  # fmt: skip
     return Settings(
-        output=Path(options.output).expanduser(),
+        output=expanded(options.output, "--output"),
         data=data,
         pace=pace,
         goal=goal,
@@ -141,7 +142,7 @@ def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text).expanduser()
+    return None if text is None else expanded(text, "a path")
 
 
 def _bytes(gigabytes: float) -> int:
