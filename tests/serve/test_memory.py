@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import DATA
 from dspark import DSparkDecoder, memory
 from dspark.serve import options
 from dspark.serve.models import Models
 from dspark.serve.options import Options
+from places import DATA
 from runner_zoo import KINDS, Pair
 
 CPU = torch.device("cpu")
