@@ -11,9 +11,13 @@ from torch import Tensor
 
 from dspark import RequestError, _core
 from dspark.attention import CachedAttention, KVStore, cached
+from dspark.attention.cached import FEW_ROWS
 from dspark.attention.workers import parallel_region
 
 LAYERS, KEY_HEADS, QUERY_HEADS, SIZE = 2, 2, 6, 32
+WIDE = 17
+"""Rows of 16 drafted tokens and their anchor."""
+
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 4e-2}
 
 
@@ -46,7 +50,7 @@ def attended(
 
 
 def compare(dtype: torch.dtype, heads: Tensor, *how: object) -> None:
-    lengths, rows = (0, 5, 130, 64), (3, 1, 8, 7)
+    lengths, rows = (0, 5, 130, 64, 70), (3, 1, 8, 7, WIDE)
     with torch.inference_mode():
         found, caches, by_core = attended(lengths, rows, heads, *how)  # type: ignore[arg-type]
         with mock.patch.object(cached, "_suits_core", return_value=False):
@@ -64,14 +68,14 @@ def compare(dtype: torch.dtype, heads: Tensor, *how: object) -> None:
 @pytest.mark.parametrize("windows", [[None, None], [None, 4], [40, 9]])
 def test_equals_torch(dtype: torch.dtype, causal: bool, rule: str, windows: list[int | None]) -> None:
     torch.manual_seed(1)
-    heads = (0.4 * torch.randn(19, QUERY_HEADS + 2 * KEY_HEADS, SIZE)).to(dtype)
+    heads = (0.4 * torch.randn(19 + WIDE, QUERY_HEADS + 2 * KEY_HEADS, SIZE)).to(dtype)
     compare(dtype, heads, windows, causal, rule)
 
 
 def test_rows_may_be_apart() -> None:
     """As the heads are that a gated attention cuts out of a wider product."""
     torch.manual_seed(2)
-    wide = 0.4 * torch.randn(19, QUERY_HEADS + 2 * KEY_HEADS + 5, SIZE)
+    wide = 0.4 * torch.randn(19 + WIDE, QUERY_HEADS + 2 * KEY_HEADS + 5, SIZE)
     for heads in (
         wide[:, : QUERY_HEADS + 2 * KEY_HEADS],
         wide[:, 5:].transpose(1, 2).contiguous().transpose(1, 2),
@@ -83,7 +87,7 @@ def test_what_the_core_cannot_do_is_torchs() -> None:
     for dtype, rows, size in (
         (torch.float64, 1, 32),
         (torch.float16, 1, 32),
-        (torch.float32, 17, 32),
+        (torch.float32, FEW_ROWS + 1, 32),
         (torch.float32, 1, 24),
     ):
         heads = torch.randn(rows, QUERY_HEADS + 2 * KEY_HEADS, size).to(dtype)

@@ -18,8 +18,9 @@ from dspark.attention.workers import parallel_region
 if TYPE_CHECKING:
     from dspark.attention.choice import AttentionKernel
 
-FEW_ROWS = 16
-"""Rows of a request up to which the core's attention is used: a verify pass or a draft block."""
+FEW_ROWS = 17
+"""Rows of a request up to which the core's attention is used: 16 drafted tokens and their
+anchor, or a draft block."""
 
 _CORE_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _CORE_LANES = 16
