@@ -31,7 +31,7 @@ def check(host: Launcher, case: Case, order: Random | None = None) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("size", [16, 64, 128, 256])
-@pytest.mark.parametrize("rows", [1, 7, 8, 16])
+@pytest.mark.parametrize("rows", [1, 7, 8, 16, 17])
 def test_rows_and_head_sizes(host: Launcher, dtype: torch.dtype, size: int, rows: int) -> None:
     """Keys 0, 1, 17 and around a page's border, in one ragged batch with an empty request."""
     requests = [(0, rows), (1, rows), (33, 0), (17, 1), (30, rows), (31, rows), (32, rows)]
@@ -41,8 +41,8 @@ def test_rows_and_head_sizes(host: Launcher, dtype: torch.dtype, size: int, rows
 @pytest.mark.parametrize(("queries", "keys"), [(24, 4), (32, 8), (9, 3), (8, 8), (16, 1)])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
 def test_ratios_of_heads(host: Launcher, dtype: torch.dtype, queries: int, keys: int) -> None:
-    """16 query heads for one key head make 16 query tiles of 16 rows: more than a block takes."""
-    check(host, Case([(20, 16), (40, 3)], dtype, keys, queries // keys, 64))
+    """16 query heads for one key head make 32 query tiles of 16 queries: more than a block takes."""
+    check(host, Case([(20, 32), (40, 3)], dtype, keys, queries // keys, 64))
 
 
 @pytest.mark.parametrize(

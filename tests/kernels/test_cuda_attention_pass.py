@@ -14,6 +14,7 @@ from torch import Tensor
 from cuda_host import Library, compiled_kernels, stand_in
 from dspark import _core
 from dspark.attention import AttentionKernel, CachedAttention, KVStore, attention_kernel, cached
+from dspark.attention.kernel import MOST_ROWS
 from dspark.errors import KernelError
 from dspark.kernels import Choice, choose
 
@@ -64,11 +65,11 @@ def attended(
 )
 @torch.inference_mode()
 def test_a_pass_equals_torchs(driver: Library, dtype: torch.dtype, size: int, how: tuple[Any, ...]) -> None:
-    requests = [(0, 3), (5, 1), (330, 7), (64, 8)]  # the third is split where its keys are not bounded
+    requests = [(0, 3), (5, 1), (330, 7), (64, 17)]  # the third is split where its keys are not bounded
     kernel = attention_kernel(choose(CPU), dtype, [size])
     assert kernel.kernels is not None and kernel.how.startswith("kernel: ")
     torch.manual_seed(1)
-    wide = (0.4 * torch.randn(19, QUERY_HEADS + 2 * KEY_HEADS + 3, size)).to(dtype)
+    wide = (0.4 * torch.randn(28, QUERY_HEADS + 2 * KEY_HEADS + 3, size)).to(dtype)
     wide[:, :QUERY_HEADS] *= 6 * size**-0.5
     heads = wide[:, : QUERY_HEADS + 2 * KEY_HEADS]
     name = kernel_name(dtype, size)
@@ -112,10 +113,11 @@ def test_more_shared_memory_is_asked_for_once(
 @torch.inference_mode()
 def test_what_the_kernel_does_not_do_is_torchs(driver: Library) -> None:
     kernel = attention_kernel(choose(CPU), torch.float32, [64])
-    heads = torch.randn(20, QUERY_HEADS + 2 * KEY_HEADS, 64)
+    many = torch.randn(MOST_ROWS + 4, QUERY_HEADS + 2 * KEY_HEADS, 64)
+    heads = many[:20].contiguous()
     how = ([None, None], True)
     before = driver.launches("attend_f32_d64")
-    attended(kernel, [(5, 17), (3, 3)], heads, how)  # many rows
+    attended(kernel, [(5, MOST_ROWS + 1), (3, 3)], many, how)
     attended(kernel, [(5, 7), (3, 13)], heads[..., :48].contiguous(), how)  # another head size
     attended(kernel, [(5, 7), (3, 13)], heads.double(), how)
     with torch.inference_mode(False), torch.enable_grad():
@@ -149,7 +151,7 @@ def test_what_a_pass_must_not_be(driver: Library) -> None:
     for options, sentence in [
         ({"dtype": "float64"}, "no attention kernel for float64"),
         ({"heads": 5}, "5 query heads for 2 key heads"),
-        ({"rows": 17}, "17 rows"),
+        ({"rows": MOST_ROWS + 1}, "33 rows"),
         ({"cache": place + 4}, "multiples of 16 bytes"),
     ]:
         with pytest.raises(KernelError, match=sentence):

@@ -12,7 +12,8 @@ from dspark.kernels import stream
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 HEAD_SIZES = (16, 64, 128, 256)
-MOST_ROWS = 16
+MOST_ROWS = 32
+"""Of a request: a verify pass or a draft block. 16 drafted tokens and their anchor are 17."""
 
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 

@@ -13,7 +13,7 @@ const STAGES: usize = 4;
 pub const SIZES: [usize; 4] = [16, 64, 128, 256];
 
 /// Rows of a request that a pass may have.
-pub const MOST_ROWS: usize = 16;
+pub const MOST_ROWS: usize = 32;
 
 /// What keys, values and heads are stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

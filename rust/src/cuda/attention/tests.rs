@@ -23,7 +23,7 @@ fn parts(pass: &Pass, way: usize) -> (Vec<[i64; CHUNK_WORDS]>, Vec<[i64; SPLIT_W
 proptest! {
     #[test]
     fn chunks_are_what_the_rows_see_once(
-        sizes in prop::collection::vec((0usize..5000, 0usize..17), 1..8),
+        sizes in prop::collection::vec((0usize..5000, 0usize..=MOST_ROWS), 1..8),
         window in prop_oneof![Just(None), (1usize..3000).prop_map(Some)], anchored in any::<bool>()
     ) {
         let requests: Vec<Request> = sizes.iter().map(|&(length, rows)| request(length, rows)).collect();
@@ -77,7 +77,7 @@ fn what_the_kernel_does_not_do_is_refused() {
     assert!(refused(Heads { size: 96, ..HEADS }, 1, request(3, 1)).contains("96"));
     assert!(refused(HEADS, 3, request(3, 1)).contains("power of two"));
     assert!(refused(HEADS, 0, request(3, 1)).contains("power of two"));
-    assert!(refused(HEADS, 1, request(3, 17)).contains("17 rows"));
+    assert!(refused(HEADS, 1, request(3, MOST_ROWS + 1)).contains("33 rows"));
     assert!(refused(HEADS, 1, Request { cache: 8, ..request(3, 1) }).contains("16 bytes"));
     assert!(refused(HEADS, 1, Request { cache: 0, ..request(3, 1) }).contains("16 bytes"));
     assert!(refused(HEADS, 1, Request { head_stride: 4, ..request(3, 1) }).contains("16 bytes"));
