@@ -89,7 +89,8 @@ def test_all_golden_traces(driver: Library, name: str) -> None:
                 check_trace(decoder, row, threshold)
 
 
-@pytest.mark.parametrize("number", [1, 9, 40])
+# Those before the ninth are of the prompt, which is tried again (below).
+@pytest.mark.parametrize("number", [9, 40])
 def test_a_launch_that_fails_in_a_pass_fails_its_request(
     decoder: DSparkDecoder, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
