@@ -49,10 +49,17 @@ struct Item {
     /// Survival times the share of the cases.
     gain: f64,
     /// Halves of a token in the target pass: 1, or 2 in all cases.
-    halves: usize,
-    rank: usize,
+    halves: u8,
+    rank: u32,
     /// Whether it is the first case of its position, with which the token is drafted.
     is_first: bool,
+}
+
+impl Item {
+    /// Whether it is of one of the first `drafting` of the ranked requests.
+    fn is_of(&self, drafting: usize) -> bool {
+        (self.rank as usize) < drafting
+    }
 }
 
 /// How far the best walk for a number of drafting requests goes, and its tokens per second.
@@ -60,26 +67,18 @@ struct Item {
 struct Best {
     rate: f64,
     drafting: usize,
-    items: usize,
+    taken: usize,
 }
 
 /// The best plan of a round of `running` requests of which those of `hopes` may draft.
 pub fn choose(running: usize, hopes: &[Hope<'_>], cost: &CostTable) -> Choice {
-    let search = Search::new(running, hopes, cost);
+    let mut search = Search::new(running, hopes, cost);
     let plain = running as f64 / cost.plain_seconds(running);
-    let mut best = Best { rate: plain, drafting: 0, items: 0 };
-    let tries_all = hopes.len() <= 8;
-    for drafting in 1..=hopes.len() {
-        if tries_all || drafting.is_power_of_two() || drafting == hopes.len() {
-            search.improve(&mut best, drafting);
-        }
-    }
-    let mut step = best.drafting.next_power_of_two() / 4;
-    while !tries_all && best.drafting > 0 && step > 0 {
-        let around = best.drafting;
-        search.improve(&mut best, around - step);
-        search.improve(&mut best, (around + step).min(hopes.len()));
-        step /= 2;
+    let mut best = Best { rate: plain, drafting: 0, taken: 0 };
+    if hopes.len() <= 8 {
+        (1..=hopes.len()).for_each(|drafting| search.improve(&mut best, drafting));
+    } else {
+        search.narrow(&mut best, hopes.len());
     }
     Choice { lengths: search.lengths(&best), rate: best.rate, plain, horizon: search.horizon(&best) }
 }
@@ -88,7 +87,7 @@ pub fn choose(running: usize, hopes: &[Hope<'_>], cost: &CostTable) -> Choice {
 /// the tokens that it has to gain to pay for itself at `rate` tokens per second.
 pub(super) fn attempt(running: usize, hope: Hope<'_>, cost: &CostTable, rate: f64) -> (usize, f64) {
     let search = Search::new(running, std::slice::from_ref(&hope), cost);
-    let mut best = Best { rate: 0.0, drafting: 0, items: 0 };
+    let mut best = Best { rate: 0.0, drafting: 0, taken: 0 };
     search.improve(&mut best, 1);
     // Of a single token little can be learned.
     let tokens = search.lengths(&best)[0].max(2).min(hope.survival.len());
@@ -126,10 +125,40 @@ impl<'a> Search<'a> {
         let mut ranked: Vec<usize> = (0..hopes.len()).collect();
         ranked.sort_unstable_by(|&a, &b| gains[b].total_cmp(&gains[a]).then(a.cmp(&b)));
         let items = by_falling_survival(&all_items(hopes, &ranked));
-        let halves: usize = items.iter().map(|item| item.halves).sum();
+        let halves: usize = items.iter().map(|item| usize::from(item.halves)).sum();
         let pass =
             (0..=halves).map(|halves| running as f64 + 0.5 * halves as f64).map(cost.pass.walk()).collect();
         Self { running, cost, ranked, items, pass }
+    }
+
+    /// Tries all of `most` requests and the powers of two below it, then the neighbourhood of the best number.
+    fn narrow(&mut self, best: &mut Best, most: usize) {
+        self.improve(best, most);
+        // Falling, for what is of no request that drafts need not be walked.
+        let whole = self.items.clone();
+        let mut drafting = most.next_power_of_two() / 2;
+        while drafting > 0 {
+            self.keep(drafting);
+            self.improve(best, drafting);
+            drafting /= 2;
+        }
+        self.items = whole;
+        // No step goes further than to twice the best number.
+        self.keep(2 * best.drafting);
+        let mut step = best.drafting.next_power_of_two() / 4;
+        while step > 0 {
+            let around = best.drafting;
+            self.improve(best, around - step);
+            if around < most {
+                self.improve(best, most.min(around + step));
+            }
+            step /= 2;
+        }
+    }
+
+    /// Forgets the items of all but the first `drafting` of the ranked requests.
+    fn keep(&mut self, drafting: usize) {
+        self.items.retain(|item| item.is_of(drafting));
     }
 
     /// Looks for a better plan among those in which the first `drafting` of the ranked requests draft.
@@ -137,32 +166,33 @@ impl<'a> Search<'a> {
         let fixed = self.cost.round_seconds
             + self.cost.request_seconds * self.running as f64
             + self.cost.draft_seconds(drafting, 0);
-        let (mut tokens, mut seconds, mut halves) = (self.running as f64, fixed, 0);
-        let (mut best_tokens, mut best_seconds, mut items) = (best.rate, 1.0, None);
-        for (i, item) in self.items.iter().enumerate() {
+        let (mut tokens, mut seconds, mut halves, mut taken) = (self.running as f64, fixed, 0, 0);
+        let (mut best_tokens, mut best_seconds, mut best_taken) = (best.rate, 1.0, None);
+        for item in &self.items {
             // Without a branch, which would be taken at random.
-            let takes = usize::from(item.rank < drafting);
+            let takes = usize::from(item.is_of(drafting));
+            taken += takes;
             tokens += takes as f64 * item.gain;
             seconds += (takes & usize::from(item.is_first)) as f64 * self.cost.token_seconds;
-            halves += takes * item.halves;
+            halves += takes * usize::from(item.halves);
             let whole = self.pass[halves] + seconds;
             if tokens * best_seconds > best_tokens * whole {
-                (best_tokens, best_seconds, items) = (tokens, whole, Some(i + 1));
+                (best_tokens, best_seconds, best_taken) = (tokens, whole, Some(taken));
             }
         }
-        if let Some(items) = items {
-            *best = Best { rate: best_tokens / best_seconds, drafting, items };
+        if let Some(taken) = best_taken {
+            *best = Best { rate: best_tokens / best_seconds, drafting, taken };
         }
     }
 
     fn taken(&self, best: &Best) -> impl Iterator<Item = &Item> {
-        self.items[..best.items].iter().filter(|item| item.rank < best.drafting)
+        self.items.iter().filter(|item| item.is_of(best.drafting)).take(best.taken)
     }
 
     fn horizon(&self, best: &Best) -> Vec<f64> {
         let (mut horizon, mut halves, mut gain) = (vec![0.0], 0, 0.0);
         for item in self.taken(best) {
-            halves += item.halves;
+            halves += usize::from(item.halves);
             gain += item.gain;
             if halves >= 2 * horizon.len() {
                 horizon.push(gain);
@@ -174,7 +204,9 @@ impl<'a> Search<'a> {
     /// Tokens to draft, by the order in which the hopes came.
     fn lengths(&self, best: &Best) -> Vec<usize> {
         let mut lengths = vec![0; self.ranked.len()];
-        self.taken(best).filter(|item| item.is_first).for_each(|item| lengths[self.ranked[item.rank]] += 1);
+        self.taken(best)
+            .filter(|item| item.is_first)
+            .for_each(|item| lengths[self.ranked[item.rank as usize]] += 1);
         lengths
     }
 }
@@ -198,9 +230,9 @@ fn all_items(hopes: &[Hope<'_>], ranked: &[usize]) -> Vec<Item> {
             let share = spread.min(1.0).min((*good - mean).max(0.0) / mean.max(f64::MIN_POSITIVE));
             *good = (mean * (1.0 + share)).min(*good);
             *bad = (mean * (1.0 - share)).min(*bad);
-            let item = |survival, halves, is_first| {
-                let gain = 0.5 * halves as f64 * survival;
-                Item { survival, gain, halves, rank, is_first }
+            let item = |survival, halves: u8, is_first| {
+                let gain = 0.5 * f64::from(halves) * survival;
+                Item { survival, gain, halves, rank: rank as u32, is_first }
             };
             if *good - *bad < 0.02 * mean {
                 (*good, *bad) = (mean, mean);
