@@ -20,6 +20,8 @@ STAMPS    := $(VENV)/.dspark
 INSTALL    = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install) $(PIP_ARGS)
 RUST      := Cargo.toml Cargo.lock $(shell find $(wildcard rust cuda) -type f -not -path '*/target/*')
 EXTENSION := $(STAMPS)/extension
+# Tests of a file stay together, for they share its models; a worker takes up to 2 GB.
+SPREAD    := --numprocesses auto --maxprocesses 4 --dist loadfile
 SOURCES   := python tests benchmarks examples scripts
 
 # Tools of the environment come first; cargo has to find its Python too.
@@ -33,7 +35,7 @@ export PYO3_PYTHON := $(BIN)/python
 help:
 	@echo 'make demo [MODEL=smollm2|tiny]   speculative text beside plain text, with a table'
 	@echo 'make test                        every check; make test-long: the statistics that take minutes'
-	@echo 'make bench                       the short measurements that the README quotes'
+	@echo 'make bench                       the short measurements of docs/benchmarks.md'
 	@echo 'make wheel                       the wheel to publish, in dist/'
 	@echo 'make lint, format, clean'
 
@@ -44,10 +46,10 @@ demo: $(EXTENSION)
 test: lint
 	cargo test --quiet --locked
 	cargo test --quiet --locked --features mutants,cuda
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SPREAD)
 
 test-long: $(EXTENSION) $(STAMPS)/extra-test
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest $(SPREAD) -m long
 
 # The cheap checks come first, so that a slip shows within seconds.
 lint: $(EXTENSION) $(STAMPS)/extra-test

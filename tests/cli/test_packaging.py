@@ -1,10 +1,9 @@
-"""An installed dspark: quick to import, one version, typed, with the embedded pair and no planted bugs."""
+"""An installed dspark: light to import, one version, typed, with the embedded pair and no planted bugs."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -26,16 +25,6 @@ def test_importing_dspark_imports_nothing_heavy() -> None:
     code = f"import dspark, sys; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_importing_dspark_is_fast() -> None:
-    def seconds(code: str) -> float:
-        started = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True)
-        return time.perf_counter() - started
-
-    # The best of a few: other work on the machine only ever adds. torch alone would be 2 seconds.
-    assert min(seconds("import dspark") for _ in range(5)) - min(seconds("pass") for _ in range(5)) < 0.25
 
 
 def test_every_error_is_a_public_name() -> None:

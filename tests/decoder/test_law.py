@@ -42,8 +42,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("runs", [1, pytest.param(4, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
-@pytest.mark.parametrize("name", CASES)
+TOGETHER = ("rejection", "block, penalties, cut", "coupled, truncated", "truncated", "candidates", "biased")
+"""What every run checks: each rule and each option is in one of them."""
+QUICK = [(name, 1) for name in TOGETHER]
+WHOLE = [pytest.param(name, 4, marks=[pytest.mark.long, pytest.mark.timeout(900)]) for name in CASES]
+
+
+@pytest.mark.parametrize(("name", "runs"), QUICK + WHOLE)
 def test_law_of_the_text(pair: tuple[Path, Path], name: str, runs: int) -> None:
     options, sampling = CASES[name]
     target = load_target(pair[0])

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -34,11 +35,24 @@ sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
 from training import small_run
 from dspark.train.run import train
-cache = {cache!r}
-data = {{}} if cache is None else {{"cache": Path(cache)}}
-more = {{"pace": {{"steps": {steps}}}, "data": data, "micro_batch": {micro_batch}}}
-train(small_run(Path({output!r}), Path({chats!r}), parallel={how!r}, **more), print)
+from dspark.train.world import join
+world = join(torch.device("cpu"))
+for output, how, steps, micro_batch, cache in {runs!r}:
+    data = {{}} if cache is None else {{"cache": Path(cache)}}
+    more = {{"pace": {{"steps": steps}}, "data": data, "micro_batch": micro_batch, "parallel": how}}
+    train(small_run(Path(output), Path({chats!r}), **more), print, world)
+world.close()
 """
+
+
+class Run(NamedTuple):
+    """One of the runs that two processes make, one after the other."""
+
+    output: str
+    how: str
+    steps: int = 3
+    micro_batch: int = 4
+    cache: str | None = None
 
 
 def weights(output: Path) -> dict[str, Tensor]:
@@ -53,24 +67,9 @@ def gradient_norms(output: Path) -> list[float]:
     return [one["gradient_norm"] for one in log if "gradient_norm" in one]
 
 
-def two_processes(
-    output: Path,
-    chats: Path,
-    how: str,
-    steps: int = 3,
-    cache: Path | None = None,
-    micro_batch: int = 4,
-) -> None:
-    filled = SCRIPT.format(
-        tests=str(ROOT / "tests" / "support"),
-        output=str(output),
-        chats=str(chats),
-        how=how,
-        steps=steps,
-        cache=None if cache is None else str(cache),
-        micro_batch=micro_batch,
-    )
-    launch(output.with_suffix(".py"), filled)
+def two_processes(script: Path, chats: Path, runs: list[Run]) -> None:
+    plain = [tuple(run) for run in runs]
+    launch(script, SCRIPT.format(tests=str(ROOT / "tests" / "support"), chats=str(chats), runs=plain))
 
 
 def launch(script: Path, text: str) -> str:
@@ -85,33 +84,44 @@ def launch(script: Path, text: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("how", "micro_batch"), [("ddp", 4), ("ddp", 1), ("fsdp", 1)])
-def test_two_processes_give_the_gradients_and_weights_of_one(
-    tmp_path: Path, decoders: Callable[..., DSparkDecoder], how: str, micro_batch: int
-) -> None:
-    """Each takes two of four sequences, at once or one by one."""
-    chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=16)
-    train(small_run(tmp_path / "one", chats, pace={"steps": 3}), print)
-    two_processes(tmp_path / "two", chats, how, micro_batch=micro_batch)
+RUNS = {"ddp-4": ("ddp", 4), "ddp-1": ("ddp", 1), "fsdp-1": ("fsdp", 1)}
+"""Each process takes two of four sequences, at once or one by one."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, decoders: Callable[..., DSparkDecoder]) -> Path:
+    """The folder of all runs: "one", "other" and "alone" of this process, the rest of two."""
+    folder = tmp_path_factory.mktemp("runs")
+    chats = write_chats(folder / "chats.jsonl", decoders(draft=None), count=16)
+    train(small_run(folder / "one", chats, pace={"steps": 3}), print)
+    train(small_run(folder / "other", chats, pace={"steps": 3}, seed=1), print)
+    train(small_run(folder / "cached", chats, pace={"steps": 1}, data={"cache": folder / "alone"}), print)
+    made = [Run(str(folder / name), how, micro_batch=size) for name, (how, size) in RUNS.items()]
+    made.append(Run(str(folder / "sharing"), "ddp", steps=1, cache=str(folder / "shared")))
+    two_processes(folder / "two.py", chats, made)
+    return folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_give_the_gradients_and_weights_of_one(runs: Path, name: str) -> None:
     # Clipping and Adam hide the scale of a gradient; its norm in the log is from before them.
-    norms = gradient_norms(tmp_path / "one")
-    assert len(norms) == 3 and gradient_norms(tmp_path / "two") == pytest.approx(norms, rel=1e-4)
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    norms = gradient_norms(runs / "one")
+    assert len(norms) == 3 and gradient_norms(runs / name) == pytest.approx(norms, rel=1e-4)
+    one, two = weights(runs / "one"), weights(runs / name)
     assert one.keys() == two.keys()
-    for name in one:
+    for key in one:
         # Adam divides by the root of the squared gradient: rounding grows there.
-        assert float((one[name] - two[name]).abs().max()) < 1e-5, name
-    train(small_run(tmp_path / "other", chats, pace={"steps": 3}, seed=1), print)
-    assert max(float((one[n] - w).abs().max()) for n, w in weights(tmp_path / "other").items()) > 1e-3
+        assert float((one[key] - two[key]).abs().max()) < 1e-5, key
 
 
-def test_two_processes_share_the_work_of_the_cache(
-    tmp_path: Path, decoders: Callable[..., DSparkDecoder]
-) -> None:
-    chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=16)
-    train(small_run(tmp_path / "one", chats, data={"cache": tmp_path / "alone"}), print)
-    two_processes(tmp_path / "two", chats, "ddp", cache=tmp_path / "shared")
-    alone, shared = stored(tmp_path / "alone"), stored(tmp_path / "shared")
+def test_another_seed_gives_other_weights(runs: Path) -> None:
+    """By far more than the processes may differ."""
+    one = weights(runs / "one")
+    assert max(float((one[key] - w).abs().max()) for key, w in weights(runs / "other").items()) > 1e-3
+
+
+def test_two_processes_share_the_work_of_the_cache(runs: Path) -> None:
+    alone, shared = stored(runs / "alone"), stored(runs / "shared")
     assert len(shared) == 2
     assert {key for file in shared for key in file} == {key for file in alone for key in file}
     assert sum(map(len, shared)) == sum(map(len, alone))
@@ -215,9 +225,9 @@ def test_two_processes_resume_to_the_same_weights(
     tmp_path: Path, decoders: Callable[..., DSparkDecoder], how: str
 ) -> None:
     chats = write_chats(tmp_path / "chats.jsonl", decoders(draft=None), count=16)
-    two_processes(tmp_path / "whole", chats, how, steps=4)
+    two_processes(tmp_path / "whole.py", chats, [Run(str(tmp_path / "whole"), how, steps=4)])
     script = (tmp_path / "whole.py").read_text().replace("whole", "broken")
-    dying = script.replace("print)", "dies)").replace("train(small", f"{DIES}\ntrain(small")
+    dying = script.replace("print, world)", "dies, world)").replace("world = join(", f"{DIES}\nworld = join(")
     with pytest.raises(AssertionError, match="ChildFailedError"):
         launch(tmp_path / "broken.py", dying)
     state = read_state(tmp_path / "broken")

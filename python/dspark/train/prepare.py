@@ -87,20 +87,21 @@ def generate_only(settings: Settings, say: Say) -> list[Path]:
 
 @contextmanager
 def at_work(settings: Settings, say: Say, world: World | None = None) -> Iterator[tuple[World, Say]]:
-    """This process's place (`world`; None: as torchrun says) and its voice: the main process talks, and holds
-    the run's directory for all of them.
+    """This process's place (`world`; None: as torchrun says, and left at the end) and its voice: the main
+    process talks, and holds the run's directory for all of them.
 
     Raises:
         ConfigError: another run is at work there.
     """
-    world = world or join(parse_device(settings.device))
-    talk = say if world.is_main else _silent
+    place = world or join(parse_device(settings.device))
+    talk = say if place.is_main else _silent
     try:
-        with held(settings.output, talk) if world.is_main else nullcontext():
-            world.wait()  # nobody writes before the directory is theirs
-            yield world, talk
+        with held(settings.output, talk) if place.is_main else nullcontext():
+            place.wait()  # nobody writes before the directory is theirs
+            yield place, talk
     finally:
-        world.close()
+        if world is None:
+            place.close()
 
 
 def _silent(line: str) -> None:
@@ -193,9 +194,9 @@ def teacher_of(ready: Prepared) -> Teacher:
     return Teacher(target, config.target_layer_ids, head)
 
 
-def states_of(settings: Settings, ready: Prepared, say: Say) -> StateSource:
+def states_of(settings: Settings, ready: Prepared, teacher: Teacher, say: Say) -> StateSource:
     """The teacher's states: the target's own passes, or a cache that is filled first."""
-    config, teacher = ready.draft.config, teacher_of(ready)
+    config = ready.draft.config
     directory = settings.data.cache
     if directory is None:
         return teacher

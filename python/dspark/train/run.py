@@ -13,6 +13,7 @@ from typing import Any
 
 from dspark.errors import ConfigError
 from dspark.train.acceptance import TEMPERATURES, HeldOut
+from dspark.train.attention import why_not_flex
 from dspark.train.checkpoint import load_state, load_weights, save_state
 from dspark.train.create import trained_parameters
 from dspark.train.data.conversations import evaluated
@@ -23,6 +24,7 @@ from dspark.train.report import Log, Say, reports
 from dspark.train.save import mend, packaging_of, save_draft
 from dspark.train.settings import SAVE_DTYPES, Settings
 from dspark.train.step import Blocks, Stepper, loss_pass_of
+from dspark.train.teacher import Teacher
 from dspark.train.world import World, distribute, whole
 
 
@@ -30,7 +32,7 @@ def train(settings: Settings, say: Say, world: World | None = None) -> dict[str,
     """Trains, or goes on training, and returns what the run amounts to. The draft is in `output/draft`.
 
     Args:
-        world: this process's place; None: as torchrun says.
+        world: this process's place, which it keeps; None: as torchrun says, and left at the end.
 
     Raises:
         DSparkError: settings, data or a checkpoint are not usable, in one sentence.
@@ -65,8 +67,11 @@ def _train(settings: Settings, ready: Prepared, started: float, say: Say) -> dic
 
 def _go_on(settings: Settings, ready: Prepared, at: Progress, started: float, say: Say) -> Progress:
     world, draft, config = ready.world, ready.draft, ready.draft.config
-    source = states_of(settings, ready, say)
+    teacher = teacher_of(ready)
+    source = states_of(settings, ready, teacher, say)
     attention = settings.attention
+    if attention is None and (reason := why_not_flex(world.device, config.head_dim)) is not None:
+        say(f"attention is torch's own: {reason}")
     loss_pass = loss_pass_of(draft, detach_confidence=settings.detach_confidence, attention=attention)
     module = distribute(loss_pass, loss_pass.training_pass, list(draft.layers), world, settings.parallel)
     optimiser = Optimiser(
@@ -79,7 +84,7 @@ def _go_on(settings: Settings, ready: Prepared, at: Progress, started: float, sa
         load_state(ready.state, draft, optimiser)
         say(f"goes on at step {at.step:,} of {settings.pace.steps:,}")
     log = Log(settings.output, at.step, settings.tensorboard) if world.is_main else None
-    held_out = _held_out(settings, ready)
+    held_out = _held_out(settings, ready, teacher)
     loop = Loop(
         Stepper(
             module,
@@ -121,7 +126,7 @@ def _go_on(settings: Settings, ready: Prepared, at: Progress, started: float, sa
     return at
 
 
-def _held_out(settings: Settings, ready: Prepared) -> HeldOut | None:
+def _held_out(settings: Settings, ready: Prepared, teacher: Teacher) -> HeldOut | None:
     if not ready.held_out or settings.held_out_sequences == 0:
         return None
     head = ready.draft.lm_head
@@ -129,7 +134,7 @@ def _held_out(settings: Settings, ready: Prepared) -> HeldOut | None:
         raise ConfigError("a draft in training has a head of its own")
     return HeldOut(
         evaluated(ready.held_out, settings.held_out_sequences),
-        teacher_of(ready),
+        teacher,
         whole(head.weight.detach()),
         anchors=settings.held_out_anchors,
         temperatures=TEMPERATURES,
