@@ -2,10 +2,7 @@
 #pragma once
 
 #define __device__
-#define __host__
-#define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __align__(bytes) alignas(bytes)
 
 #define threadIdx (::emulate::current->index)
 #define blockIdx (::emulate::block.index)
@@ -83,30 +80,6 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EMULATE
 
 // ---- Memory ----------------------------------------------------------------------------------------------------------
 
-inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-inline void __threadfence_block() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-
-template <class T>
-T __ldg(const T* from) {
-  return *from;
-}
-template <class T>
-T __ldcs(const T* from) {
-  return *from;
-}
-template <class T>
-T __ldcg(const T* from) {
-  return *from;
-}
-template <class T>
-void __stcs(T* to, T value) {
-  *to = value;
-}
-template <class T>
-void __stcg(T* to, T value) {
-  *to = value;
-}
-
 namespace emulate {
 // Replaces *at by change(*at) at once, without ordering anything else: returns what was there.
 template <class T, class Change>
@@ -135,36 +108,14 @@ template <class T>
 T atomicOr(T* at, std::type_identity_t<T> value) {
   return emulate::change(at, [=](T old) { return old | value; });
 }
-template <class T>
-T atomicExch(T* at, std::type_identity_t<T> value) {
-  return emulate::change(at, [=](T) { return value; });
-}
-template <class T>
-T atomicCAS(T* at, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-  return emulate::change(at, [=](T old) { return old == expected ? value : old; });
-}
 
 // ---- Numbers -----------------------------------------------------------------------------------------------------------
 
-inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
-inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
-inline double __longlong_as_double(long long x) { return std::bit_cast<double>(x); }
-inline long long __double_as_longlong(double x) { return std::bit_cast<long long>(x); }
 
-inline unsigned __umulhi(unsigned a, unsigned b) {
-  return static_cast<unsigned>((static_cast<unsigned long long>(a) * b) >> 32);
-}
-inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-  return static_cast<unsigned long long>((static_cast<unsigned __int128>(a) * b) >> 64);
-}
 inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __popcll(unsigned long long x) { return std::popcount(x); }
-inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
-inline int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
-inline int __ffsll(long long x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned long long>(x)) + 1; }
 
 template <class A, class B>
 constexpr std::common_type_t<A, B> min(A a, B b) {
@@ -177,22 +128,12 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
   return static_cast<std::common_type_t<A, B>>(a) < static_cast<std::common_type_t<A, B>>(b) ? b : a;
 }
 
-// The device's fast functions have larger errors than these: tolerances for a device are set apart.
-inline float __expf(float x) { return std::exp(x); }
-inline float __logf(float x) { return std::log(x); }
-inline float __log2f(float x) { return std::log2(x); }
-inline float __fdividef(float a, float b) { return a / b; }
-inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-
 // Rounded on their own, whatever a compiler may fuse (the host's is told not to).
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dsub_rn(double a, double b) { return a - b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
-inline double __ddiv_rn(double a, double b) { return a / b; }
-inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }

@@ -7,9 +7,7 @@
 
 #ifdef __CUDACC_RTC__
 
-using int8_t = signed char;
 using uint8_t = unsigned char;
-using int16_t = short;
 using uint16_t = unsigned short;
 using int32_t = int;
 using uint32_t = unsigned int;
@@ -17,7 +15,6 @@ using int64_t = long long;
 using uint64_t = unsigned long long;
 
 #define INFINITY __int_as_float(0x7f800000)
-#define NAN __int_as_float(0x7fffffff)
 
 template <class T>
 struct Same {

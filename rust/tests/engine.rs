@@ -188,26 +188,45 @@ fn a_stop_string_that_ends_with_a_stop_id_is_cut_out_too() {
     }
 }
 
+/// Of a pass over two requests: NaN, plus infinity and nothing but minus infinity end the one they belong to.
 #[test]
 fn useless_logits_fail_their_own_request_only() {
     let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 40).tokens();
     let poison = plain[5];
     let reach = plain.iter().position(|&token| token == poison).unwrap();
-    let (bad, bad_inbox) = request(1, &[3, 1, 4], greedy(), 40);
-    let (good, good_inbox) =
-        request(2, &[poison + 1], SamplingParams { logit_bias: vec![(poison, -1e9)], ..greedy() }, 40);
-    let runner = ToyRunner { poison: Some(poison), ..ToyRunner::default() };
-    serve(Rule::Rejection, toy::GAMMA, runner, vec![bad, good], &[bad_inbox.clone(), good_inbox.clone()]);
-    bad_inbox.finish(|finish| {
-        assert_eq!(finish.reason, FinishReason::Error);
-        assert!(matches!(&finish.error, Some(Failure::Numerics(message)) if message.contains("NaN")));
-    });
-    let committed = bad_inbox.tokens();
-    assert!(
-        !committed.is_empty() && plain[..=reach].starts_with(&committed),
-        "what was committed before stays"
-    );
-    assert_eq!(good_inbox.tokens().len(), 40);
+    let mut infinite = vec![0.0; toy::VOCAB];
+    infinite[3] = f64::INFINITY;
+    for (row, why) in [
+        (vec![f64::NAN; toy::VOCAB], "NaN"),
+        (infinite, "plus infinity"),
+        (vec![f64::NEG_INFINITY; toy::VOCAB], "no candidate"),
+    ] {
+        let (bad, bad_inbox) = request(1, &[3, 1, 4], greedy(), 40);
+        let (good, good_inbox) =
+            request(2, &[poison + 1], SamplingParams { logit_bias: vec![(poison, -1e9)], ..greedy() }, 40);
+        let runner = ToyRunner { poison: Some(poison), poisoned: Some(row), ..ToyRunner::default() };
+        serve(Rule::Rejection, toy::GAMMA, runner, vec![bad, good], &[bad_inbox.clone(), good_inbox.clone()]);
+        bad_inbox.finish(|finish| {
+            assert_eq!(finish.reason, FinishReason::Error);
+            let Some(Failure::Numerics(message)) = &finish.error else { panic!("{:?}", finish.error) };
+            assert!(message.contains(why), "{message}");
+        });
+        let committed = bad_inbox.tokens();
+        let before = &plain[..=reach];
+        assert!(!committed.is_empty() && before.starts_with(&committed), "what was committed before stays");
+        assert_eq!(good_inbox.tokens().len(), 40);
+    }
+}
+
+/// A row that leaves one token is one to draw from.
+#[test]
+fn a_row_with_one_token_left_gives_it() {
+    let mut row = vec![f64::NEG_INFINITY; toy::VOCAB];
+    row[3] = -5.0;
+    let (request, inbox) = request(1, &[1], greedy(), 2);
+    let runner = ToyRunner { poison: Some(1), poisoned: Some(row), ..ToyRunner::default() };
+    serve(Rule::Rejection, toy::GAMMA, runner, vec![request], std::slice::from_ref(&inbox));
+    assert_eq!(inbox.tokens()[0], 3);
 }
 
 #[test]

@@ -7,6 +7,7 @@
 mod kernel;
 mod lanes;
 mod softmax;
+mod tile;
 
 use std::marker::PhantomData;
 

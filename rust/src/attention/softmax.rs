@@ -1,7 +1,7 @@
 //! The running softmax of one query: what makes attention one pass over the keys.
 
 use super::LANES;
-use super::kernel::TILE;
+use super::tile::TILE;
 use crate::law::exp;
 
 /// The largest score so far and the sum of exp(score - largest).

@@ -3,6 +3,7 @@
 //! The driver and NVRTC are libraries that are looked for at run time, so that one wheel serves machines with and without
 //! a GPU. [`units`] lists the sources, which are embedded; a [`Device`] loads what is asked for.
 
+mod architecture;
 pub mod attention;
 mod cache;
 pub mod delta;
@@ -11,11 +12,14 @@ mod driver;
 mod error;
 mod library;
 mod nvrtc;
+mod resources;
 pub mod sampling;
 pub mod units;
 
+pub use architecture::Architecture;
 pub use cache::Cache;
 pub use device::{Device, Paths};
 pub use error::CudaError;
-pub use nvrtc::{Architecture, Compiled, Nvrtc, Resources};
+pub use nvrtc::{Compiled, Nvrtc};
+pub use resources::Resources;
 pub use units::Unit;

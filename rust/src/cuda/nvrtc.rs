@@ -1,13 +1,12 @@
 //! NVRTC: from a unit's source to a cubin for one architecture.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::fmt;
 use std::path::Path;
-use std::str::FromStr;
 
 use crate::cuda::library::table;
+use crate::cuda::resources::read_log;
 use crate::cuda::units::HEADERS;
-use crate::cuda::{CudaError, Unit};
+use crate::cuda::{Architecture, CudaError, Resources, Unit};
 
 table! {
     /// NVRTC's functions, as nvrtc.h has them.
@@ -27,78 +26,6 @@ table! {
 
 /// The flags of every compilation, beside the architecture. `-v` puts what an entry uses into the log.
 pub const FLAGS: &[&str] = &["--std=c++17", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills"];
-
-/// A compute capability, and whether the instructions of that generation alone are allowed: `sm_90a`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Architecture {
-    capability: u32,
-    specific: bool,
-}
-
-impl Architecture {
-    /// The oldest that has all that the kernels use (bfloat16 conversions).
-    pub const OLDEST: u32 = 80;
-
-    /// Of systems on a chip, whose code other devices do not run.
-    const INTEGRATED: [u32; 3] = [87, 88, 101];
-
-    /// That of a device of this compute capability (8.9 is 89).
-    pub fn of_device(capability: u32) -> Self {
-        Architecture { capability, specific: capability == 90 || capability / 10 == 10 }
-    }
-
-    /// The newest of `known` capabilities whose code a device of this one runs, so of the same major version and no
-    /// newer; without the instructions of a generation alone unless it is the device's own.
-    fn nearest(capability: u32, known: impl IntoIterator<Item = u32>) -> Option<Self> {
-        let runs = |&other: &u32| {
-            other == capability
-                || other / 10 == capability / 10
-                    && (Self::OLDEST..capability).contains(&other)
-                    && !Self::INTEGRATED.contains(&other)
-        };
-        let found = known.into_iter().filter(runs).max()?;
-        let exact = Self::of_device(capability);
-        Some(if found == capability { exact } else { Architecture { capability: found, specific: false } })
-    }
-}
-
-impl fmt::Display for Architecture {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "sm_{}{}", self.capability, if self.specific { "a" } else { "" })
-    }
-}
-
-impl FromStr for Architecture {
-    type Err = CudaError;
-
-    fn from_str(text: &str) -> Result<Self, CudaError> {
-        let number = text.strip_prefix("sm_").map(|rest| (rest.trim_end_matches('a'), rest.ends_with('a')));
-        match number.and_then(|(digits, specific)| Some((digits.parse().ok()?, specific))) {
-            Some((capability, specific)) if (Self::OLDEST..1000).contains(&capability) => {
-                Ok(Architecture { capability, specific })
-            }
-            _ => Err(CudaError::Unsuitable(format!(
-                "an architecture is sm_{} or newer, such as sm_90a, not {text:?}",
-                Self::OLDEST
-            ))),
-        }
-    }
-}
-
-/// What an entry uses, as the assembler says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resources {
-    /// The kernel.
-    pub entry: String,
-    /// Registers of a thread.
-    pub registers: u32,
-    /// Bytes that are stored to and loaded from local memory because registers ran out.
-    pub spills: u32,
-    /// Bytes of local memory of a thread.
-    pub stack: u32,
-    /// Bytes of static shared memory of a block.
-    pub shared: u32,
-}
 
 /// A unit for one architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -280,99 +207,4 @@ impl Drop for Program<'_> {
 /// A C string of a text that we wrote ourselves, so that there is no zero in it.
 fn text(words: impl Into<String>) -> CString {
     CString::new(words.into().replace('\0', "")).unwrap_or_default()
-}
-
-/// What the assembler says about each entry.
-fn read_log(log: &str) -> Vec<Resources> {
-    let mut found: Vec<Resources> = Vec::new();
-    let mut of_entry = false;
-    for line in log.lines() {
-        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
-            let entry = rest.split('\'').next().unwrap_or_default().to_string();
-            found.push(Resources { entry, registers: 0, spills: 0, stack: 0, shared: 0 });
-        }
-        if let Some((_, name)) = line.split_once("Function properties for ") {
-            of_entry = found.last().is_some_and(|last| last.entry == name.trim());
-        }
-        let Some(last) = found.last_mut().filter(|_| of_entry) else { continue };
-        let number = |before: &str| {
-            let (words, _) = line.split_once(before)?;
-            words.split_whitespace().next_back()?.trim_start_matches(',').parse::<u32>().ok()
-        };
-        if let (Some(stack), Some(stores), Some(loads)) =
-            (number(" bytes stack frame"), number(" bytes spill stores"), number(" bytes spill loads"))
-        {
-            (last.stack, last.spills) = (stack, stores + loads);
-        }
-        if let Some(registers) = number(" registers") {
-            (last.registers, last.shared) = (registers, number(" bytes smem").unwrap_or(0));
-        }
-    }
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn architectures_are_written_as_nvrtc_has_them() {
-        for (capability, name) in
-            [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120")]
-        {
-            assert_eq!(Architecture::of_device(capability).to_string(), name);
-            assert_eq!(name.parse(), Ok(Architecture::of_device(capability)));
-        }
-        for wrong in ["sm_75", "90", "sm_", "sm_a", "sm_9000", "compute_90"] {
-            let error = wrong.parse::<Architecture>().expect_err("not an architecture");
-            assert!(error.to_string().contains(wrong), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_device_newer_than_nvrtc_gets_what_it_runs() {
-        let nearest = |capability, known: &[u32]| {
-            Architecture::nearest(capability, known.iter().copied()).map(|found| found.to_string())
-        };
-        let old = [75, 80, 86, 87, 90, 100, 101, 120];
-        for (capability, name) in [
-            (80, "sm_80"),
-            (87, "sm_87"),
-            (89, "sm_86"),
-            (90, "sm_90a"),
-            (100, "sm_100a"),
-            (103, "sm_100"),
-            (121, "sm_120"),
-        ] {
-            assert_eq!(nearest(capability, &old).as_deref(), Some(name));
-        }
-        assert_eq!(nearest(110, &old), None);
-        assert_eq!(nearest(82, &[75, 86, 89]), None);
-        assert_eq!(nearest(103, &[100, 103]).as_deref(), Some("sm_103a"));
-    }
-
-    #[test]
-    fn the_log_says_what_entries_use() {
-        let log = "ptxas info    : 0 bytes gmem\n\
-            ptxas info    : Compiling entry function 'first' for 'sm_80'\n\
-            ptxas info    : Function properties for first\n    \
-            8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads\n\
-            ptxas info    : Used 40 registers, used 1 barriers, 8 bytes cumulative stack size, 512 bytes smem, 376 bytes cmem[0]\n\
-            ptxas info    : Function properties for helper\n    \
-            64 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
-            ptxas info    : Compiling entry function 'second' for 'sm_80'\n\
-            ptxas info    : Function properties for second\n    \
-            0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
-            ptxas info    : Used 12 registers, used 0 barriers\n";
-        let expected = [("first", 40, 16, 8, 512), ("second", 12, 0, 0, 0)].map(
-            |(entry, registers, spills, stack, shared)| Resources {
-                entry: entry.to_string(),
-                registers,
-                spills,
-                stack,
-                shared,
-            },
-        );
-        assert_eq!(read_log(log), expected);
-    }
 }

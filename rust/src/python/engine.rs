@@ -8,17 +8,17 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::calibration::Regime;
-use crate::engine::{
-    Detokenizer, Engine, EngineConfig, PAGE_SIZE, Percentiles, Queue, Request, StatsBoard, StopText,
-};
+use crate::engine::{Engine, EngineConfig, Queue, Request, StatsBoard};
 use crate::noise::Noise;
-use crate::python::errors::{ConfigError, RequestError, log, to_py};
+use crate::python::detokenizer::stop_text;
+use crate::python::errors::{ConfigError, RequestError, to_py};
 use crate::python::params::{number, parse_policy, parse_rule, sampling_params};
 use crate::python::runner::PyRunner;
 use crate::python::schedule::{PyCalibration, PyCostTable};
+use crate::python::stats;
 use crate::python::ticket::{Delivery, Mailbox, Ticket};
 use crate::schedule::{CostTable, Policy};
-use crate::stop::{StopIds, StopStrings};
+use crate::stop::StopIds;
 
 /// (temperature, top_k, top_p, min_p)
 type Sampling = (f64, u32, f64, f64);
@@ -212,58 +212,7 @@ impl PyEngine {
     /// Totals since the start, times in seconds; latencies of the last minute or two as percentiles, or `None`. Cheap: some
     /// microseconds, of which the engine waits for a few at most.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.stats.read();
-        let dict = PyDict::new(py);
-        // By difference, so that a request on its way from the queue to its place is never missing: who drains the
-        // engine looks for nothing queued and nothing running.
-        let unfinished = self.queue.accepted().saturating_sub(stats.finished);
-        dict.set_item("queued", unfinished.saturating_sub(stats.running as u64))?;
-        dict.set_item("running", stats.running)?;
-        dict.set_item("prefilling", stats.prefilling)?;
-        for (name, count) in [
-            ("refused", self.queue.refused()),
-            ("preemptions", stats.preemptions),
-            ("reused_tokens", stats.reused_tokens),
-            ("finished", stats.finished),
-            ("tokens", stats.tokens),
-            ("rounds", stats.rounds),
-            ("drafted", stats.drafted),
-            ("verified", stats.verified),
-            ("accepted", stats.accepted),
-            ("passes", stats.passes),
-            ("close_decisions", stats.close),
-            ("skipped_slower", stats.skipped.slower),
-            ("skipped_failing", stats.skipped.failing),
-            ("skipped_broken", stats.skipped.broken),
-            ("draft_failures", stats.draft_failures),
-            ("bad_draft_rows", stats.bad_draft_rows),
-        ] {
-            dict.set_item(name, count)?;
-        }
-        for (name, spent) in [
-            ("prefill_s", stats.prefill),
-            ("draft_s", stats.draft),
-            ("feed_s", stats.feed),
-            ("chain_s", stats.chain),
-            ("verify_s", stats.verify),
-            ("accept_s", stats.accept),
-            ("round_s", stats.round),
-        ] {
-            dict.set_item(name, spent.as_secs_f64())?;
-        }
-        let pages = PyDict::new(py);
-        // The first round has not counted yet what there is.
-        let total = self.config.max_kv_tokens / PAGE_SIZE;
-        for (name, count) in [("total", total), ("used", stats.pages.used), ("kept", stats.pages.kept)] {
-            pages.set_item(name, count)?;
-        }
-        dict.set_item("pages", pages)?;
-        dict.set_item("time_to_first_token_s", percentiles(py, self.stats.time_to_first_token())?)?;
-        dict.set_item("inter_token_s", percentiles(py, self.stats.inter_token())?)?;
-        dict.set_item("draft_failure", stats.draft_failure)?;
-        dict.set_item("acceptance_by_position", stats.acceptance_by_position)?;
-        dict.set_item("verify_budget", stats.verified as f64 / stats.rounds.max(1) as f64)?;
-        Ok(dict)
+        stats::to_dict(py, &self.stats, &self.queue, self.config.max_kv_tokens)
     }
 }
 
@@ -273,56 +222,6 @@ impl PyEngine {
         self.stats.read().cost_table.or_else(|| match &self.config.policy {
             Policy::Throughput { cost, .. } => Some(cost.clone()),
             Policy::Fixed | Policy::Threshold(_) => None,
-        })
-    }
-}
-
-/// `{"p50", "p90", "p99"}` in seconds, each `None` while there is nothing to tell.
-fn percentiles(py: Python<'_>, found: Option<Percentiles>) -> PyResult<Bound<'_, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("p50", found.map(|found| found.p50.as_secs_f64()))?;
-    dict.set_item("p90", found.map(|found| found.p90.as_secs_f64()))?;
-    dict.set_item("p99", found.map(|found| found.p99.as_secs_f64()))?;
-    Ok(dict)
-}
-
-/// What sees the request's stop strings, if it has any.
-fn stop_text(params: &Bound<'_, PyAny>, detokenizer: Option<Py<PyAny>>) -> PyResult<Option<StopText>> {
-    let strings: Vec<String> = params.getattr("stop_strings")?.extract()?;
-    if strings.is_empty() {
-        return Ok(None);
-    }
-    let detokenizer = detokenizer.ok_or_else(|| RequestError::new_err("stop strings need a detokenizer"))?;
-    let keep: bool = params.getattr("include_stop_str_in_output")?.extract()?;
-    Ok(Some(StopText::new(StopStrings::new(strings, keep), Box::new(PyDetokenizer(detokenizer)))))
-}
-
-/// A `dspark.text.TextStream`.
-struct PyDetokenizer(Py<PyAny>);
-
-impl Detokenizer for PyDetokenizer {
-    fn push(&mut self, token: u32) -> String {
-        self.call("push", Some(token))
-    }
-
-    fn flush(&mut self) -> String {
-        self.call("flush", None)
-    }
-}
-
-impl PyDetokenizer {
-    /// A detokenizer that fails is logged and shows nothing: the tokens are right all the same.
-    fn call(&self, method: &str, token: Option<u32>) -> String {
-        Python::attach(|py| {
-            let object = self.0.bind(py);
-            let text = match token {
-                Some(token) => object.call_method1(method, ([token],)),
-                None => object.call_method0(method),
-            };
-            text.and_then(|text| text.extract()).unwrap_or_else(|error| {
-                log(py, "detokenizer failed", error);
-                String::new()
-            })
         })
     }
 }

@@ -3,6 +3,7 @@
 mod attention;
 mod cuda;
 mod decide;
+mod detokenizer;
 mod device_heads;
 mod engine;
 mod errors;
@@ -13,6 +14,7 @@ mod runner;
 mod sampler;
 mod sampling;
 mod schedule;
+mod stats;
 mod tensors;
 mod ticket;
 

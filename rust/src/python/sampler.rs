@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use crate::accept::{NumericsError, Rule};
 use crate::chain::Chain;
-use crate::cuda::sampling::{self, ChainPlan, DraftLaws, Drafts, Verify};
+use crate::cuda::sampling::{self, ChainPlan, DeviceDrafts, DraftLaws, Verify};
 use crate::engine::{Block, ChainBlock, DraftPass, Judgement, RequestId, RunnerError};
 use crate::params::SamplingParams;
 use crate::python::device_heads::DeviceHeadTensors;
@@ -86,7 +86,8 @@ impl Sampler {
             known.copied().unwrap_or_default()
         };
         let firsts: Vec<_> = blocks.iter().map(first).collect();
-        let drafts = self.drafted.as_ref().map_or(Drafts::None, |drafted| Drafts::Chained(drafted.laws));
+        let drafts =
+            self.drafted.as_ref().map_or(DeviceDrafts::None, |drafted| DeviceDrafts::Chained(drafted.laws));
         let plan = Verify::new(rule, &logits.device_rows(), drafts, blocks, &firsts);
         let plan = plan.map_err(|error| RunnerError(error.to_string()))?;
         let (plan, (outcome, ..)) = self.run(PyVerify(plan))?;

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::chain::ChainSettings;
-use crate::cuda::sampling::{ChainPlan, Drafts, Launch, Verify};
+use crate::cuda::sampling::{ChainPlan, DeviceDrafts, Launch, Verify};
 use crate::engine::{Block, ChainBlock};
 use crate::history::History;
 use crate::noise::Counted;
@@ -107,13 +107,13 @@ impl PyVerify {
             (row, draft) = (row + ids.len() + 1, draft + ids.len());
         }
         let drafts = match draft_logits {
-            None => Drafts::None,
+            None => DeviceDrafts::None,
             Some(DraftsOf::Logits(logits)) => {
-                Drafts::Logits(Tensor::anywhere(&logits, "draft_logits")?.device_rows())
+                DeviceDrafts::Logits(Tensor::anywhere(&logits, "draft_logits")?.device_rows())
             }
             Some(DraftsOf::Chained(chain, table, scratch, rows)) => {
                 firsts = rows;
-                Drafts::Chained(chain.plan.laws(table, scratch))
+                DeviceDrafts::Chained(chain.plan.laws(table, scratch))
             }
         };
         let plan = Verify::new(rule, &target, drafts, &blocks, &firsts);

@@ -32,7 +32,7 @@ impl PyCostTable {
         draft: Vec<(usize, f64)>,
     ) -> PyResult<Self> {
         CostTable::new(&points)
-            .and_then(|table| table.with_request_seconds(request_seconds)?.with_round_seconds(round_seconds))
+            .and_then(|table| table.with_request_seconds(request_seconds)?.with_fixed_seconds(round_seconds))
             .and_then(|table| table.with_draft(&draft))
             .map(PyCostTable)
             .map_err(refused)
@@ -51,39 +51,9 @@ impl PyCostTable {
     ) -> PyResult<Self> {
         CostTable::fit(&passes)
             .and_then(|table| table.with_draft(&draft)?.with_token_seconds(token_seconds))
-            .and_then(|table| table.with_round_seconds(round_seconds))
+            .and_then(|table| table.with_fixed_seconds(round_seconds))
             .map(PyCostTable)
             .map_err(refused)
-    }
-
-    /// The smoothed points.
-    #[getter]
-    fn points(&self) -> Vec<(usize, f64)> {
-        self.0.points().collect()
-    }
-
-    /// The smoothed draft passes.
-    #[getter]
-    fn draft(&self) -> Vec<(usize, f64)> {
-        self.0.draft_points().collect()
-    }
-
-    /// What each request adds to a target pass.
-    #[getter]
-    fn request_seconds(&self) -> f64 {
-        self.0.request_seconds()
-    }
-
-    /// The chain's time for each drafted token.
-    #[getter]
-    fn token_seconds(&self) -> f64 {
-        self.0.token_seconds()
-    }
-
-    /// What every round costs however little it does.
-    #[getter]
-    fn round_seconds(&self) -> f64 {
-        self.0.fixed_seconds()
     }
 
     /// Seconds of a pass over `tokens` tokens of `requests` requests.

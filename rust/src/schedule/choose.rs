@@ -163,7 +163,7 @@ impl<'a> Search<'a> {
 
     /// Looks for a better plan among those in which the first `drafting` of the ranked requests draft.
     fn improve(&self, best: &mut Best, drafting: usize) {
-        let fixed = self.cost.round_seconds
+        let fixed = self.cost.fixed_seconds
             + self.cost.request_seconds * self.running as f64
             + self.cost.draft_seconds(drafting, 0);
         let (mut tokens, mut seconds, mut halves, mut taken) = (self.running as f64, fixed, 0, 0);

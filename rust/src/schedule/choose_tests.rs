@@ -32,7 +32,7 @@ fn brute_force(running: usize, survivals: &[Vec<f64>], cost: &CostTable) -> f64 
 fn table(pass: &[f64], draft: &[f64], token: f64) -> CostTable {
     let points = |seconds: &[f64]| (1..).zip(seconds.iter().copied()).collect::<Vec<_>>();
     let table = CostTable::new(&points(pass)).unwrap().with_draft(&points(draft)).unwrap();
-    table.with_token_seconds(token).unwrap().with_round_seconds(0.1).unwrap()
+    table.with_token_seconds(token).unwrap().with_fixed_seconds(0.1).unwrap()
 }
 
 /// Survivals of up to four requests in which each is nowhere above the one before it, and the batch shuffled.

@@ -68,7 +68,7 @@ pub struct CostTable {
     pub(super) draft: Option<Curve>,
     pub(super) request_seconds: f64,
     pub(super) token_seconds: f64,
-    pub(super) round_seconds: f64,
+    pub(super) fixed_seconds: f64,
     pub(super) plain_feed_seconds: f64,
 }
 
@@ -89,7 +89,7 @@ impl CostTable {
             draft: None,
             request_seconds: 0.0,
             token_seconds: 0.0,
-            round_seconds: 0.0,
+            fixed_seconds: 0.0,
             plain_feed_seconds: 0.0,
         }
     }
@@ -98,8 +98,8 @@ impl CostTable {
     ///
     /// # Errors
     /// [`CostError::Extra`] unless it is finite and at least 0; so do the other parts.
-    pub fn with_round_seconds(mut self, seconds: f64) -> Result<Self, CostError> {
-        self.round_seconds = extra("the cost of a round", seconds)?;
+    pub fn with_fixed_seconds(mut self, seconds: f64) -> Result<Self, CostError> {
+        self.fixed_seconds = extra("the cost of a round", seconds)?;
         Ok(self)
     }
 
@@ -129,11 +129,6 @@ impl CostTable {
         self.pass.points().map(|(t, s)| (t as usize, s))
     }
 
-    /// The smoothed points of g, as (drafting requests, seconds).
-    pub fn draft_points(&self) -> impl Iterator<Item = (usize, f64)> + '_ {
-        self.draft.iter().flat_map(Curve::points).map(|(r, s)| (r as usize, s))
-    }
-
     /// a: what each request adds to a target pass.
     pub fn request_seconds(&self) -> f64 {
         self.request_seconds
@@ -146,7 +141,7 @@ impl CostTable {
 
     /// What every round costs however little it does.
     pub fn fixed_seconds(&self) -> f64 {
-        self.round_seconds
+        self.fixed_seconds
     }
 
     /// f: seconds of one target pass over `tokens` tokens, requests apart.
@@ -156,7 +151,7 @@ impl CostTable {
 
     /// Seconds of a round that drafts nothing and whose target pass holds `tokens` tokens of `requests` requests.
     pub fn round_seconds(&self, tokens: usize, requests: usize) -> f64 {
-        self.pass_seconds(tokens) + self.round_seconds + self.request_seconds * requests as f64
+        self.pass_seconds(tokens) + self.fixed_seconds + self.request_seconds * requests as f64
     }
 
     /// Seconds of a round in which none of `requests` requests drafts.

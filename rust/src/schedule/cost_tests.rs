@@ -13,7 +13,7 @@ fn what_is_not_a_table_is_refused_by_name() {
         assert!(matches!(refused(&[(3, bad)]), CostError::Seconds { tokens: 3, .. }));
     }
     let table = CostTable::new(&[(1, 1.0)]).unwrap();
-    assert!(table.clone().with_round_seconds(-1.0).is_err());
+    assert!(table.clone().with_fixed_seconds(-1.0).is_err());
     assert!(table.with_request_seconds(f64::NAN).is_err());
     let message = refused(&[(1, 1.0), (2, f64::NAN)]).to_string();
     assert_eq!(message, "the cost of 2 tokens must be a finite time above 0 seconds, found NaN");
@@ -50,7 +50,7 @@ fn noise_is_pooled_by_weight() {
 #[test]
 fn a_round_adds_its_fixed_and_per_request_cost() {
     let table = CostTable::new(&[(1, 1.0)]).unwrap();
-    let table = table.with_round_seconds(0.5).unwrap().with_request_seconds(0.25).unwrap();
+    let table = table.with_fixed_seconds(0.5).unwrap().with_request_seconds(0.25).unwrap();
     assert_eq!(table.round_seconds(4, 2), 2.0);
     assert_eq!(table.steps_per_second(4), 1.0);
 }

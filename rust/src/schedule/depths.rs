@@ -2,9 +2,9 @@
 
 use super::choose::{Hope, attempt, choose, pays};
 use super::live::LiveCosts;
-use super::planner::{Planner, regime, size};
+use super::planner::{Planner, kind, size};
 use super::policy::Skip;
-use super::track::{Regime, Track};
+use super::track::{Record, Track};
 
 /// A running request before a round.
 #[derive(Debug)]
@@ -51,23 +51,23 @@ impl Planner {
         let mut survival = Vec::with_capacity(running * gamma);
         for request in requests.iter() {
             let mut reached = 1.0;
-            for kept in request.track.acceptance(&self.regimes[regime(request.greedy)]) {
+            for kept in request.track.acceptance(&self.records[kind(request.greedy)]) {
                 reached *= kept;
                 self.expected.push(kept as f32);
                 survival.push(reached);
             }
         }
-        let spreads = [0, 1].map(|i| self.regimes[i].spread().collect::<Vec<_>>());
+        let spreads = [0, 1].map(|i| self.records[i].spread().collect::<Vec<_>>());
         let able: Vec<usize> = (0..running).filter(|&r| requests[r].room > 0).collect();
         let hope = |&r: &usize| Hope {
             survival: &survival[r * gamma..r * gamma + requests[r].room.min(gamma)],
-            spread: &spreads[regime(requests[r].greedy)],
+            spread: &spreads[kind(requests[r].greedy)],
         };
         let hopes: Vec<_> = able.iter().map(hope).collect();
         let choice = choose(running, &hopes, cost);
         let is_plain = choice.lengths.iter().all(|&tokens| tokens == 0);
         // Were all drafts as good as the engine's are on average, would they pay? Then it is this one that fails.
-        let average = [0, 1].map(|i| self.regimes[i].survival());
+        let average = [0, 1].map(|i| self.records[i].survival());
         let would_pay =
             average.each_ref().map(|survival| !is_plain || pays(running, able.len(), survival, cost));
 
@@ -76,14 +76,14 @@ impl Planner {
         for ((&r, hope), &tokens) in able.iter().zip(&hopes).zip(&choice.lengths) {
             let (room, greedy) = (hope.survival.len(), requests[r].greedy);
             let Track { pause, drafted, .. } = &mut *requests[r].track;
-            let average = &average[regime(greedy)];
+            let average = &average[kind(greedy)];
             if tokens > 0 {
                 pause.reset();
                 depths[r].tokens = tokens;
                 if self.has_confidence && *drafted % LOOK == LOOK - 1 {
                     depths[r].tokens = room;
                 }
-                if self.regimes[regime(greedy)].blocks < UNKNOWN {
+                if self.records[kind(greedy)].blocks < UNKNOWN {
                     self.forced[r] = tokens;
                 }
                 if *drafted % DEEP_LOOK == DEEP_LOOK - 1 {
@@ -97,7 +97,7 @@ impl Planner {
                 self.forced[r] = tokens;
             } else {
                 let is_worse = hope.gain() < average[..room].iter().sum();
-                let is_failing = !is_plain || (would_pay[regime(greedy)] && is_worse);
+                let is_failing = !is_plain || (would_pay[kind(greedy)] && is_worse);
                 depths[r].skipped = Some(if is_failing { Skip::Failing } else { Skip::Slower });
             }
         }
@@ -107,7 +107,7 @@ impl Planner {
         } else if let Some(best) =
             (0..able.len()).max_by(|&a, &b| hopes[a].gain().total_cmp(&hopes[b].gain()))
         {
-            self.regimes.iter_mut().for_each(Regime::age);
+            self.records.iter_mut().for_each(Record::age);
             let pause = &mut self.pauses[size(running)];
             if pause.is_over() {
                 let (tokens, price) = attempt(running, hopes[best], cost, choice.plain);

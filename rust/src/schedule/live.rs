@@ -99,7 +99,7 @@ impl LiveCosts {
             table.plain_feed_seconds += (each - table.plain_feed_seconds) / FEED_MEMORY;
         }
         let rest = round.total - round.draft - round.chain - round.verify - round.feed;
-        follow(&mut table.round_seconds, rest, 1);
+        follow(&mut table.fixed_seconds, rest, 1);
         self.rounds += 1;
         let is_due = self.rounds.is_multiple_of(REFIT);
         if is_due {

@@ -3,7 +3,7 @@ use super::*;
 fn start() -> CostTable {
     let pass = [(1, 0.010), (2, 0.011), (4, 0.013), (8, 0.017), (16, 0.025), (64, 0.073)];
     let table = CostTable::new(&pass).unwrap().with_draft(&[(1, 0.004), (8, 0.006)]).unwrap();
-    table.with_request_seconds(0.001).unwrap().with_round_seconds(0.0005).unwrap()
+    table.with_request_seconds(0.001).unwrap().with_fixed_seconds(0.0005).unwrap()
 }
 
 fn round(width: usize, factor: f64) -> RoundTime {

@@ -7,14 +7,15 @@
 //! confidences are off (`correction`).
 //!
 //! Exactness rests on one rule (paper, Appendix A): whether a token is drafted or verified must not depend on the
-//! token itself. Past rounds may decide anything. Within a round, [`plan`] has a search that never looks ahead, a
-//! search whose budget comes from earlier rounds, and an unconstrained one that can only be called with a
-//! [`plan::Foresight`].
+//! token itself. Past rounds may decide anything. Within a round, [`plan`] has a search that never looks ahead, and an
+//! unconstrained one that can only be called with a [`plan::Foresight`]; [`delayed`] has a search whose budget comes
+//! from earlier rounds.
 
 pub mod choose;
 mod correction;
 pub mod cost;
 mod curve;
+pub mod delayed;
 pub mod depths;
 mod fit;
 pub mod live;
@@ -26,9 +27,10 @@ pub mod track;
 
 pub use choose::{Choice, Hope, choose};
 pub use cost::{CostError, CostTable};
+pub use delayed::DelayedSearch;
 pub use depths::{Depth, Prospect};
 pub use live::{LiveCosts, RoundTime};
-pub use plan::{DelayedSearch, Draft, Foresight, PlanError, Survivals, causal, fixed, global, patient};
+pub use plan::{Draft, Foresight, PlanError, Survivals, causal, fixed, global, patient};
 pub use planner::{Lesson, Planner};
 pub use policy::{Policy, Skip, Skipped};
 pub use threshold::threshold_prefix;

@@ -42,7 +42,7 @@ proptest! {
         block in blocks(), seconds in prop::collection::vec(0.2f64..2.0, 20), fixed in 0.0f64..1.0
     ) {
         let points: Vec<(usize, f64)> = (1..).zip(seconds).collect();
-        let cost = CostTable::new(&points).unwrap().with_round_seconds(fixed).unwrap();
+        let cost = CostTable::new(&points).unwrap().with_fixed_seconds(fixed).unwrap();
         let list = survivals(&block);
         let end: usize = global(&list, &cost, Foresight(())).iter().sum();
         let gains: Vec<f64> = list.order.iter().take(end).map(|candidate| candidate.survival).collect();

@@ -9,11 +9,8 @@
 //! |---|---|---|
 //! | [`causal`] | the expected throughput stops rising (Algorithm 1) | always |
 //! | [`patient`] | the same, but walks on through a step that past rounds say is worth it | always |
-//! | [`DelayedSearch::plan`] | a budget found by global search over an earlier round (section 5.2) | always |
+//! | [`DelayedSearch::plan`](super::DelayedSearch::plan) | a budget found by global search over an earlier round (section 5.2) | always |
 //! | [`global`] | the best point of the whole list | with a [`Foresight`] only |
-
-use std::collections::VecDeque;
-use std::num::NonZeroUsize;
 
 use thiserror::Error;
 
@@ -69,15 +66,15 @@ pub fn fixed(drafts: &[Draft], width: usize) -> Vec<usize> {
 pub struct Survivals {
     requests: usize,
     /// Requests that drafted.
-    drafting: usize,
+    pub(super) drafting: usize,
     /// What the round has cost already.
     paid: f64,
-    order: Vec<Candidate>,
+    pub(super) order: Vec<Candidate>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Candidate {
-    survival: f64,
+pub(super) struct Candidate {
+    pub(super) survival: f64,
     slot: u32,
     request: u32,
 }
@@ -121,7 +118,7 @@ impl Survivals {
     }
 
     /// Lengths of the plan that admits the first `tokens` of the list.
-    fn admit(&self, tokens: usize) -> Vec<usize> {
+    pub(super) fn admit(&self, tokens: usize) -> Vec<usize> {
         let mut lengths = vec![0; self.requests];
         for candidate in self.order.iter().take(tokens) {
             lengths[candidate.request as usize] += 1;
@@ -149,7 +146,7 @@ struct Walk<F> {
 fn walk(cost: &CostTable, current: &Survivals, tokens_per_step: f64) -> Walk<impl FnMut(f64) -> f64> {
     let requests = current.requests;
     let mut pass = cost.pass.walk();
-    let fixed = cost.round_seconds + cost.request_seconds * requests as f64 + current.paid;
+    let fixed = cost.fixed_seconds + cost.request_seconds * requests as f64 + current.paid;
     let seconds = pass(requests as f64) + fixed;
     Walk { pass, fixed, requests, tokens_per_step, expected: requests as f64, seconds }
 }
@@ -233,7 +230,12 @@ pub fn global(current: &Survivals, cost: &CostTable, _proof: Foresight) -> Vec<u
 }
 
 /// Number of tokens of the best plan, each of the list's tokens standing for `scale` tokens.
-fn best_prefix(list: impl Iterator<Item = f64>, current: &Survivals, scale: f64, cost: &CostTable) -> usize {
+pub(super) fn best_prefix(
+    list: impl Iterator<Item = f64>,
+    current: &Survivals,
+    scale: f64,
+    cost: &CostTable,
+) -> usize {
     let mut walk = walk(cost, current, scale);
     let (mut best, mut gain) = (0, 0.0);
     for (k, survival) in (1..).zip(list) {
@@ -245,58 +247,9 @@ fn best_prefix(list: impl Iterator<Item = f64>, current: &Survivals, scale: f64,
     best
 }
 
-/// The global search made sound (paper, section 5.2): how many tokens to verify comes from an earlier
-/// round, which ones from the current round's order.
-///
-/// Where the number of drafting requests has changed since that round, each of its tokens stands for "requests now /
-/// requests then" tokens. Rounds that drafted nothing are no earlier rounds. Until there is one, [`causal`] plans.
-#[derive(Debug, Clone)]
-pub struct DelayedSearch {
-    lag: usize,
-    earlier: VecDeque<Round>,
-}
-
-/// What is kept of a round.
-#[derive(Debug, Clone)]
-struct Round {
-    drafting: usize,
-    survivals: Vec<f64>,
-}
-
-impl DelayedSearch {
-    /// Budgets from `lag` rounds ago: 1 where the rounds run one after the other, 2 in the paper, whose
-    /// next pass is laid out before the last one has ended.
-    pub fn new(lag: NonZeroUsize) -> Self {
-        Self { lag: lag.get(), earlier: VecDeque::new() }
-    }
-
-    /// Plans a round and remembers it. Call it once for each round, whatever the round does with the plan.
-    pub fn plan(&mut self, current: &Survivals, cost: &CostTable) -> Vec<usize> {
-        let is_due = current.drafting > 0 && self.earlier.len() == self.lag;
-        let round = if is_due { self.earlier.pop_front() } else { None };
-        let lengths = match round {
-            Some(round) => current.admit(round.budget(current, cost)),
-            None => causal(current, cost),
-        };
-        if current.drafting > 0 {
-            let survivals = current.order.iter().map(|c| c.survival).collect();
-            self.earlier.push_back(Round { drafting: current.drafting, survivals });
-        }
-        lengths
-    }
-}
-
-impl Round {
-    fn budget(&self, current: &Survivals, cost: &CostTable) -> usize {
-        let scale = current.drafting as f64 / self.drafting as f64;
-        let tokens = best_prefix(self.survivals.iter().copied(), current, scale, cost);
-        (tokens as f64 * scale).round() as usize
-    }
-}
-
 #[cfg(test)]
 #[path = "plan_tests.rs"]
-mod tests;
+pub(super) mod tests;
 
 #[cfg(test)]
 #[path = "patient_tests.rs"]

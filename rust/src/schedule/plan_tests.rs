@@ -1,3 +1,6 @@
+use std::num::NonZeroUsize;
+
+use super::super::delayed::DelayedSearch;
 use super::*;
 use proptest::prelude::*;
 
@@ -5,7 +8,7 @@ fn drafts(confidences: &[Vec<f32>]) -> Vec<Draft<'_>> {
     confidences.iter().map(|c| Draft { drafted: c.len(), limit: c.len(), confidences: c }).collect()
 }
 
-pub(super) fn survivals(confidences: &[Vec<f32>]) -> Survivals {
+pub(in crate::schedule) fn survivals(confidences: &[Vec<f32>]) -> Survivals {
     Survivals::new(&drafts(confidences)).unwrap()
 }
 
@@ -127,32 +130,6 @@ fn a_step_of_the_table_stops_algorithm_1_but_not_the_global_search() {
 }
 
 #[test]
-fn the_budget_of_the_delayed_search_is_old_and_its_order_new() {
-    let steps = CostTable::new(&[(2, 1.0), (5, 1.3), (6, 10.0), (9, 40.0)]).unwrap();
-    let mut search = DelayedSearch::new(NonZeroUsize::new(2).unwrap());
-    let (sure, doubtful) = (vec![0.9; 3], vec![0.1; 3]);
-    let first = survivals(&[sure.clone(), doubtful.clone()]);
-    let second = survivals(&[doubtful.clone(), doubtful.clone()]);
-    search.plan(&first, &steps);
-    search.plan(&second, &steps);
-    // Budget 3 of the first round, spent on request 1 that is sure now.
-    assert_eq!(search.plan(&survivals(&[doubtful.clone(), sure.clone()]), &steps), [0, 3]);
-    // Budget 0 of the second round.
-    assert_eq!(search.plan(&survivals(&[sure.clone(), sure.clone()]), &steps), [0, 0]);
-}
-
-#[test]
-fn the_delayed_budget_follows_the_number_of_requests() {
-    let flat = CostTable::new(&[(1, 1.0)]).unwrap();
-    let mut search = DelayedSearch::new(NonZeroUsize::MIN);
-    search.plan(&survivals(&[vec![0.9; 4], vec![0.9; 4]]), &flat);
-    assert_eq!(search.plan(&survivals(&vec![vec![0.9; 4]; 4]), &flat), [4; 4]);
-    assert_eq!(search.plan(&survivals(&[vec![0.9; 4]]), &flat), [4]);
-    assert!(search.plan(&survivals(&[]), &flat).is_empty());
-    assert_eq!(search.plan(&survivals(&[vec![0.5; 4]]), &flat), [4]);
-}
-
-#[test]
 fn a_limit_caps_its_own_request_only() {
     let flat = CostTable::new(&[(1, 1.0)]).unwrap();
     let sure = [0.9f32; 7];
@@ -209,7 +186,7 @@ proptest! {
     ) {
         let point = |(i, s): (usize, &f64)| (i + 1, s * (1 + i / 4) as f64);
         let points: Vec<(usize, f64)> = seconds.iter().enumerate().map(point).collect();
-        let cost = CostTable::new(&points).unwrap().with_round_seconds(fixed).unwrap();
+        let cost = CostTable::new(&points).unwrap().with_fixed_seconds(fixed).unwrap();
         let plan = global(&survivals(&block), &cost, Foresight(()));
         let best = brute_force(&block, &cost);
         prop_assert!((throughput(&block, &plan, &cost) - best).abs() <= 1e-12 * best);

@@ -6,10 +6,11 @@
 
 use super::correction::Correction;
 use super::cost::CostTable;
+use super::delayed::DelayedSearch;
 use super::live::{LiveCosts, RoundTime};
-use super::plan::{self, DelayedSearch, Draft, Foresight, PlanError, Survivals};
+use super::plan::{self, Draft, Foresight, PlanError, Survivals};
 use super::policy::Policy;
-use super::track::{Outcome, Pause, Regime, Track};
+use super::track::{Outcome, Pause, Record, Track};
 use crate::accept::Rule;
 use crate::mutant::{self, Mutant};
 
@@ -35,7 +36,7 @@ pub struct Planner {
     /// What rounds cost, once it was said.
     pub(super) costs: Option<LiveCosts>,
     /// The records of greedy and of sampled requests.
-    pub(super) regimes: [Regime; 2],
+    pub(super) records: [Record; 2],
     corrections: [Correction; 2],
     /// When the engine tries a draft again after it stopped drafting, by [`size`]: that drafting pays for four requests
     /// says nothing of sixteen, and requests come and go.
@@ -63,7 +64,7 @@ impl Planner {
             gamma,
             delayed: None,
             costs: None,
-            regimes: [Regime::new(gamma), Regime::new(gamma)],
+            records: [Record::new(gamma), Record::new(gamma)],
             corrections: [Correction::new(gamma), Correction::new(gamma)],
             pauses: Default::default(),
             has_confidence: true,
@@ -80,7 +81,7 @@ impl Planner {
     /// Before the first round: how often positions of greedy or of sampled requests are kept, if the ones before them
     /// are, by a calibration.
     pub fn expect(&mut self, greedy: bool, acceptance: &[f64]) {
-        self.regimes[regime(greedy)].expect(acceptance);
+        self.records[kind(greedy)].expect(acceptance);
     }
 
     /// Goes on with another policy. What is known of drafts stays, and how long to wait for the next try; costs start
@@ -106,7 +107,7 @@ impl Planner {
 
     /// What to add to calibrated logits of confidences, by position; learned from past rounds.
     pub fn offsets(&self, greedy: bool) -> Option<&[f64]> {
-        self.is_adaptive().then(|| self.corrections[regime(greedy)].offsets())
+        self.is_adaptive().then(|| self.corrections[kind(greedy)].offsets())
     }
 
     /// How often each position was kept if the one before it was, since the start; ends before the first position
@@ -171,8 +172,8 @@ impl Planner {
             }
             if is_adaptive {
                 self.has_confidence = !outcome.confidences.is_empty();
-                self.regimes[regime(greedy)].add(&outcome);
-                self.corrections[regime(greedy)].add(&outcome);
+                self.records[kind(greedy)].add(&outcome);
+                self.corrections[kind(greedy)].add(&outcome);
                 track.add(&outcome);
                 track.pause.settle(outcome.accepted);
                 self.pauses.iter_mut().for_each(|pause| pause.settle(outcome.accepted));
@@ -195,7 +196,7 @@ pub(super) fn size(requests: usize) -> usize {
 }
 
 /// Greedy or sampled.
-pub(super) fn regime(greedy: bool) -> usize {
+pub(super) fn kind(greedy: bool) -> usize {
     usize::from(!greedy)
 }
 

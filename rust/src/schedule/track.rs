@@ -102,7 +102,7 @@ impl Track {
     }
 
     /// Whether a position is kept if the one before it is: the request's own record, drawn to the engine's.
-    pub(super) fn acceptance<'a>(&'a self, engine: &'a Regime) -> impl Iterator<Item = f64> + 'a {
+    pub(super) fn acceptance<'a>(&'a self, engine: &'a Record) -> impl Iterator<Item = f64> + 'a {
         engine.acceptance().enumerate().map(|(slot, engine)| {
             let hits = self.tally.hits.get(slot).copied().unwrap_or(0.0);
             let seen = self.tally.seen.get(slot).copied().unwrap_or(0.0);
@@ -113,7 +113,7 @@ impl Track {
 
 /// The engine's record of all requests of a kind: greedy or sampled.
 #[derive(Debug, Clone)]
-pub(super) struct Regime {
+pub(super) struct Record {
     tally: Tally,
     tells: Vec<Tells>,
     /// Blocks judged.
@@ -129,7 +129,7 @@ struct Tells {
     both: f64,
 }
 
-impl Regime {
+impl Record {
     pub(super) fn new(gamma: usize) -> Self {
         let mut tally = Tally::default();
         tally.grow(gamma, PRIOR.0 * PRIOR.1, PRIOR.1);

@@ -76,7 +76,7 @@ impl Machine {
             [1, 2, 4, 8, 16, 32, 64].map(|r| (r, self.busy * ((self.draft)(r) + self.feed))).to_vec();
         CostTable::new(&points)
             .and_then(|table| table.with_draft(&draft)?.with_token_seconds(self.busy * self.token))
-            .and_then(|table| table.with_round_seconds(self.busy * 0.0005))
+            .and_then(|table| table.with_fixed_seconds(self.busy * 0.0005))
             .unwrap()
     }
 }

@@ -98,6 +98,8 @@ pub struct ToyRunner {
     pub error: f64,
     /// The token whose presence in the committed text makes the target's rows useless.
     pub poison: Option<u32>,
+    /// Those rows, if they are not of NaN.
+    pub poisoned: Option<Vec<f64>>,
     /// Every target pass over running requests fails, those with this one, or those over more rows.
     pub fail_verify: bool,
     /// See `fail_verify`.
@@ -152,7 +154,7 @@ impl ToyRunner {
     fn row(&self, context: &[u32]) -> Vec<f64> {
         let last = context[context.len() - 1];
         if self.poison == Some(last) {
-            return vec![f64::NAN; VOCAB];
+            return self.poisoned.clone().unwrap_or_else(|| vec![f64::NAN; VOCAB]);
         }
         let mut row = logits(if context.len() > 1 { context[context.len() - 2] } else { 0 }, last, 0.0);
         sway(context, &mut row);

@@ -15,7 +15,7 @@ pub use chain::ChainPlan;
 pub use heads::{DeviceHeads, DeviceKind, DeviceMarkov, DeviceVocabulary};
 pub use layout::SampleArgs;
 pub use plan::Launch;
-pub use verify::{DraftLaws, Drafts, Verify};
+pub use verify::{DeviceDrafts, DraftLaws, Verify};
 
 use crate::accept::Rule;
 use crate::params::SamplingParams;

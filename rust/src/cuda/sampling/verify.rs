@@ -10,7 +10,7 @@ use crate::law::BadRow;
 
 /// Where the laws of drafted tokens come from.
 #[derive(Clone, Copy, Debug)]
-pub enum Drafts {
+pub enum DeviceDrafts {
     /// Nothing was drafted, or the rule looks at none.
     None,
     /// They are those of logits over the target's vocabulary, under the request's parameters.
@@ -39,7 +39,7 @@ pub struct Verify {
     batch: Batch,
     /// Rows of the target; those of draft logits follow.
     rows: usize,
-    drafts: Drafts,
+    drafts: DeviceDrafts,
     rule: Rule,
 }
 
@@ -55,12 +55,12 @@ impl Verify {
     pub fn new(
         rule: Rule,
         logits: &DeviceRows,
-        drafts: Drafts,
+        drafts: DeviceDrafts,
         blocks: &[Block<'_>],
         first_drafts: &[usize],
     ) -> Result<Verify, SampleError> {
         check("target logits", logits)?;
-        if let Drafts::Logits(draft) = &drafts {
+        if let DeviceDrafts::Logits(draft) = &drafts {
             check("draft logits", draft)?;
             if draft.columns != logits.columns {
                 let (found, expected) = (draft.columns, logits.columns);
@@ -74,7 +74,7 @@ impl Verify {
             add(&mut batch, rule, logits, drafts, block, first_draft)?;
         }
         let rows = batch.rows.len();
-        if let Drafts::Logits(draft) = &drafts {
+        if let DeviceDrafts::Logits(draft) = &drafts {
             let mut first = 0;
             for (i, block) in blocks.iter().enumerate() {
                 // These laws are packed, whatever rows they are made of.
@@ -96,7 +96,7 @@ impl Verify {
             residuals: scratch.take(blocks.len() * tiles, 8),
             verdicts: result,
             stride: 1,
-            draft_first: if matches!(drafts, Drafts::Logits(_)) { int(rows) } else { -1 },
+            draft_first: if matches!(drafts, DeviceDrafts::Logits(_)) { int(rows) } else { -1 },
             ..batch.args(logits.columns, rule, &mut table, &mut scratch)
         };
         Ok(Verify { table, scratch, args, result, batch, rows, drafts, rule })
@@ -160,13 +160,13 @@ impl Verify {
             *offset += scratch;
         }
         match self.drafts {
-            Drafts::None => {}
-            Drafts::Logits(_) => {
+            DeviceDrafts::None => {}
+            DeviceDrafts::Logits(_) => {
                 args.draft_rows = args.rows + (self.rows * size_of::<Row>()) as u64;
                 args.draft_changed = args.changed;
                 args.draft_laws = args.laws + (self.rows * LAW_BYTES) as u64;
             }
-            Drafts::Chained(laws) => {
+            DeviceDrafts::Chained(laws) => {
                 args.draft_rows = laws.rows;
                 args.draft_changed = laws.changed;
                 args.draft_laws = laws.laws;
@@ -217,7 +217,7 @@ fn add(
     batch: &mut Batch,
     rule: Rule,
     logits: &DeviceRows,
-    drafts: Drafts,
+    drafts: DeviceDrafts,
     block: &Block<'_>,
     first_draft: usize,
 ) -> Result<(), SampleError> {
@@ -237,9 +237,9 @@ fn add(
     }
     let tests = rule == Rule::Rejection && drafted > 0 && !block.params.is_greedy();
     let missing = match drafts {
-        Drafts::None => tests,
-        Drafts::Logits(draft) => first_draft + drafted > draft.rows,
-        Drafts::Chained(_) => false,
+        DeviceDrafts::None => tests,
+        DeviceDrafts::Logits(draft) => first_draft + drafted > draft.rows,
+        DeviceDrafts::Chained(_) => false,
     };
     if missing {
         return Err(SampleError(format!("{drafted} drafted tokens need as many rows of draft logits")));
