@@ -54,15 +54,15 @@ class AttentionCase:
             sum(rows for _, rows in segments), count, self.head_dim, generator=generator
         ).to(device, dtype)
         self.rows[:, : self.heads] /= self.head_dim**0.5
-        kernel = attention_kernel(choice, dtype, [self.head_dim])
-        if kernel.kernels is None:
-            raise RuntimeError(f"attention: {kernel.how}")
+        self._kernel = attention_kernel(choice, dtype, [self.head_dim])
         pass_ = (self.heads, (window,))
-        self._ours = CachedAttention(self.segments, *pass_, causal, kernel=kernel)
+        self._ours = CachedAttention(self.segments, *pass_, causal, kernel=self._kernel)
         self._torchs = CachedAttention(self.segments, *pass_, causal)
 
     def run(self) -> Tensor:
         """By kernel."""
+        if self._kernel.kernels is None:
+            raise RuntimeError(f"attention: {self._kernel.how}")
         return self._ours.layer(0, self.rows)
 
     def by_torch(self) -> Tensor:
@@ -99,6 +99,10 @@ class AttentionCase:
                 return float("inf"), 0.0  # what later passes would read
             first += rows
         return apart(found, self.exact()), self.allowed()
+
+    def compare_torchs(self) -> tuple[float, float]:
+        """The same of what torch does in the kernel's place."""
+        return apart(self.by_torch(), self.exact()), self.allowed()
 
     def allowed(self) -> float:
         """What `compare` allows. In float32 long sums on tensor cores are cut, not rounded: see

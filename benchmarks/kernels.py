@@ -49,6 +49,9 @@ SAMPLED: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.1},
     {"temperature": 0.8, "logit_bias": {7: 3.0, 11: -100.0}, "min_tokens": 8, "stop_token_ids": [2, 5]},
 )
+PROMPTS = [(0, 33), (31, 130), (100, 301)]
+"""Positions before, and rows: more than the kernel takes, and more than torch's are cut into. With 33 and 161
+keys fused attention has been seen to be wrong (pytorch issue 191937)."""
 TURNS = 20
 CLOCK = 2e9
 """Cycles per second, no fewer than a GPU has."""
@@ -107,8 +110,8 @@ Compare = Callable[[], tuple[float, float]]
 
 
 def cases(choice: Choice, device: torch.device) -> Iterator[tuple[str, str, Compare]]:
-    """Every kernel beside float64, torch's operations or the core: kernel, case, and what makes and compares
-    it."""
+    """Every kernel beside float64, torch's operations or the core, and torch's attention of prompts: kernel,
+    case, and what makes and compares it."""
     small = device.type == "cpu"
     segments = [(0, 1), (17, 7), (300, 8), (129, 16)] if small else [(0, 1), (17, 7), (5000, 8), (4095, 16)]
     for dtype in DTYPES:
@@ -117,6 +120,9 @@ def cases(choice: Choice, device: torch.device) -> Iterator[tuple[str, str, Comp
                 made = partial(AttentionCase, choice, device, dtype, shape, segments, causal, window)
                 what = f"{shape[0]}/{shape[1]} heads of {shape[2]}, causal {causal}, window {window}, {dtype}"
                 yield "attention", what, partial(compared, made)
+        for head_dim in (64, 128, 256, 512):
+            made = partial(AttentionCase, choice, device, dtype, (8, 2, head_dim), PROMPTS, True)
+            yield "torch's, of prompts", f"heads of {head_dim}, {dtype}", partial(compared_torchs, made)
         for sizes, layers in ((SMALL, 2), (TWO_HEADS if small else FLAGSHIP, 1)):
             what = f"{sizes.value_heads} heads of {sizes.value_dim} in layers: {layers}, {dtype}"
             made = partial(DeltaCase, choice, device, dtype, sizes, layers, [1, 7, 8, 16])
@@ -134,6 +140,11 @@ def cases(choice: Choice, device: torch.device) -> Iterator[tuple[str, str, Comp
 def compared(make: Callable[[], AttentionCase | DeltaCase]) -> tuple[float, float]:
     """Made where a failure is the case's own."""
     return make().compare()
+
+
+def compared_torchs(make: Callable[[], AttentionCase]) -> tuple[float, float]:
+    """What prompts go through: there are no rows of theirs in `compared`."""
+    return make().compare_torchs()
 
 
 def decided(make: Callable[[], SamplingCase]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The short measurements that the README quotes, one after the other; the long ones have commands there.
+"""The short measurements of docs/benchmarks.md, one after the other; the long ones have commands there.
 
     python benchmarks/run.py            # about ten minutes on two cores; SmolLM2 only if it was fetched
     before
@@ -25,7 +25,7 @@ def run(script: str, *arguments: str) -> None:
 def main() -> None:
     run("core.py")
     run("loop.py", "--model", "tiny")
-    run("whole.py", "--model", "tiny")
+    run("whole.py", "--model", "tiny", "--turns", "5")
     if (cache_root() / "smollm2").is_dir():
         run("loop.py", "--model", "smollm2", "--turns", "3")
         run("whole.py", "--model", "smollm2", "--turns", "5")

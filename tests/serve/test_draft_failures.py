@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,24 +105,27 @@ def test_what_a_commit_cannot_feed_waits_for_the_next_draft(
         assert decoder.stats()["draft_failures"] == 0
 
 
-def test_a_prefill_that_fails_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_prefill_that_fails_keeps_nothing(monkeypatch: pytest.MonkeyPatch, packs: bool) -> None:
     models = Models.load("tiny", "tiny-draft", device="cpu", dtype="float64")
     parts = [SHORT, [1, 2], [3, 4, 5]]
-    whole = Runner._prefill_one
+    whole = Runner._prefill
 
-    def failing(runner: Runner, request: int, part: list[int]) -> Any:
-        if request == 3:
+    def failing(runner: Runner, prompts: Sequence[tuple[int, list[int]]]) -> Any:
+        if any(request == 3 for request, _ in prompts):
             raise RuntimeError("out of memory")
-        return whole(runner, request, part)
+        return whole(runner, prompts)
 
     with torch.inference_mode():
         runner, clean = models.runner(), models.runner()
         logits = clean.prefill([1, 2, 3], parts, [True] * 3)
         with monkeypatch.context() as patch:
-            patch.setattr(Runner, "_prefill_one", failing)
+            patch.setattr(Runner, "_prefill", failing)
+            runner.packs_prompts = packs
             with pytest.raises(RuntimeError, match="out of memory"):
                 runner.prefill([1, 2, 3], parts, [True] * 3)
         assert [cache.length for cache in runner._caches.values()] == [0, 0, 0]
+        runner.packs_prompts = False
         alone = [runner.prefill([i + 1], [part], [True]) for i, part in enumerate(parts)]
         assert torch.equal(torch.cat(alone), logits)
         blocks = [each.draft([1, 2, 3], [4, 4, 4])[0] for each in (runner, clean)]

@@ -45,10 +45,12 @@ def step(runner: Runner, ids: list[int], number: int) -> list[tuple[Tensor, Tens
     return list(zip(base.chunk(len(ids)), logits.split(widths), strict=True))
 
 
-def test_prompts_of_1_7_and_40_tokens_in_one_batch_are_as_alone(pair: Pair) -> None:
+@pytest.mark.parametrize("packs", [False, True], ids=["one by one", "packed, as on a GPU"])
+def test_prompts_of_1_7_and_40_tokens_in_one_batch_are_as_alone(pair: Pair, packs: bool) -> None:
     """One of them ends early; a request of the same id as another that is gone starts from nothing."""
     prompts = {1: tokens(1), 2: tokens(7, seed=7), 3: PROMPT}
     together = pair.runner()
+    together.packs_prompts = packs
     with torch.inference_mode():
         together.prefill(list(prompts), list(prompts.values()), [True] * 3)
     seen: dict[int, list[tuple[Tensor, Tensor]]] = {request: [] for request in prompts}
@@ -106,7 +108,8 @@ def test_only_a_gpu_is_waited_for(pairs: Callable[[str], Pair], monkeypatch: pyt
     monkeypatch.setattr(runner, "_wait", lambda: asked.append("wait"))
     runner.draft([1], [ANCHOR])
     runner.feed([1])
-    assert asked == ["wait", "wait"]
+    prefill(runner, 2, PROMPT)
+    assert asked == ["wait", "wait", "wait"]
     monkeypatch.undo()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     runner.target = SimpleNamespace(device=torch.device("cuda", 0))  # type: ignore[assignment]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from dspark.train import attention
-from dspark.train.attention import block_attention
+from dspark.train.attention import block_attention, kind_for, why_not_flex
 from dspark.train.batch import Anchors
 
 
@@ -31,6 +32,22 @@ def test_the_mask_of_flex_attention_is_that_of_the_others() -> None:
         row, key = torch.arange(rows)[:, None], torch.arange(length + rows)
         seen = attention._sees(anchors, length, width)(b, torch.tensor(0), row, key)
         assert torch.equal(seen, attention._visible(anchors, length, width))
+
+
+def test_who_attends_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, found = torch.device("cuda", 0), {"gcc": "/usr/bin/gcc"}
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shutil, "which", found.get)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert kind_for(torch.device("cpu"), 256) == "products"
+    assert kind_for(gpu, 256) == "flex"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (12, 0))
+    assert kind_for(gpu, 128) == "flex" and kind_for(gpu, 256) == "sdpa"
+    assert "heads of 256" in str(why_not_flex(gpu, 256))
+    found.clear()
+    assert kind_for(gpu, 128) == "sdpa" and "C compiler" in str(why_not_flex(gpu, 128))
+    monkeypatch.setenv("CC", "cc")
+    assert kind_for(gpu, 128) == "flex"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dspark.attention.visible import Visible
 
 ROWS_AT_ONCE = 128
 """More rows are cut into pieces: less memory, and no work above the diagonal."""
+
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Not cuDNN's, which torch prefers on recent GPUs: it plans anew for each number of keys and rows, in tens to
+hundreds of milliseconds (FunASR issue 3704, flashinfer issue 5245), and each prompt brings new ones."""
 
 
 def attend(queries: Tensor, keys_t: Tensor, values: Tensor, visible: Visible, mask: Tensor | None) -> Tensor:
@@ -67,11 +72,12 @@ def _fused(queries: Tensor, keys_t: Tensor, values: Tensor, mask: Tensor | None)
     rows, heads, head_dim = queries.shape
     kv_heads, keys = values.shape[:2]
     groups = heads // kv_heads
-    out = F.scaled_dot_product_attention(
-        queries.view(rows, kv_heads, groups, head_dim).permute(1, 2, 0, 3),
-        keys_t.transpose(1, 2)[:, None].expand(kv_heads, groups, keys, head_dim),
-        values[:, None].expand(kv_heads, groups, keys, head_dim),
-        attn_mask=mask,
-        scale=1.0,
-    )
+    with sdpa_kernel(BACKENDS):
+        out = F.scaled_dot_product_attention(
+            queries.view(rows, kv_heads, groups, head_dim).permute(1, 2, 0, 3),
+            keys_t.transpose(1, 2)[:, None].expand(kv_heads, groups, keys, head_dim),
+            values[:, None].expand(kv_heads, groups, keys, head_dim),
+            attn_mask=mask,
+            scale=1.0,
+        )
     return out.permute(2, 0, 1, 3).reshape(rows, -1)

@@ -41,8 +41,10 @@ class Sampler:
         """
         table = torch.frombuffer(bytearray(plan.table), dtype=torch.uint8).to(self.device)
         scratch = torch.empty(plan.scratch, dtype=torch.uint8, device=self.device)
-        plan.run(self._kernels, table.data_ptr(), scratch.data_ptr(), stream(self.device))
         start, size = plan.result
+        # Copied whole, and nobody writes its padding, nor confidences where there is no head.
+        scratch[start : start + size].zero_()
+        plan.run(self._kernels, table.data_ptr(), scratch.data_ptr(), stream(self.device))
         outcome = scratch[start : start + size].cpu()
         return outcome.numpy().tobytes(), table.data_ptr(), scratch.data_ptr(), (table, scratch, outcome)
 

@@ -28,8 +28,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight + self.offset if self.offset else self.weight
-        # Under autocast x may be narrower than the parameter.
-        return F.rms_norm(x, self.weight.shape, weight.to(x.dtype), self.eps)
+        # Under autocast x may be narrower than the parameter, and torch gives float32 on a GPU.
+        return F.rms_norm(x, self.weight.shape, weight.to(x.dtype), self.eps).to(x.dtype)
 
 
 class FrozenNorm:

@@ -33,6 +33,8 @@ class Runner:
         self.draft_model = draft
         self.can_fork = target.unforkable is None
         self.forks_at_parts = target.forks_at_parts
+        # A GPU's pass over one short prompt costs what one over many costs; a CPU's costs what its rows do.
+        self.packs_prompts = target.device.type == "cuda"
         self.taps: Sequence[int] = draft.config.target_layer_ids if draft is not None else ()
         self.needs_hidden = draft is not None and (
             draft.confidence_head is not None
@@ -103,14 +105,18 @@ class Runner:
         for request, drafting in zip(ids, drafts, strict=True):
             if request not in self._caches:
                 self._begin(request, drafting)
-        passes = [self._prefill_one(request, part) for request, part in zip(ids, parts, strict=True)]
-        rows = [logits for logits, _ in passes]
+        prompts = list(zip(ids, parts, strict=True))
+        together = [prompts] if self.packs_prompts else [[prompt] for prompt in prompts]
+        passes = [self._prefill(some) for some in together]
+        rows = [logits for logits, *_ in passes]
         packed = torch.cat(rows) if len(rows) > 1 else rows[0]
-        for request, part, (_, taps) in zip(ids, parts, passes, strict=True):
+        for request, part in prompts:
             self._caches[request].advance(len(part))
+        for _, taps, shares in passes:
             if taps is not None:
                 # The first token does not wait for the draft's context.
-                self._feed.take(taps, [(request, 0, len(part))])
+                self._feed.take(taps, shares)
+        self._wait()
         return packed
 
     def _begin(self, request: int, drafting: bool) -> None:
@@ -124,13 +130,24 @@ class Runner:
             if positions > 0:
                 self._feed.reserve(request, positions)
 
-    def _prefill_one(self, request: int, part: list[int]) -> tuple[Tensor, Tensor | None]:
-        """The last token's logits, and the taps of all."""
-        cache = self._caches[request]
-        # The last part of a prompt begins where the engine wants to fork it.
-        cache.mark()
-        wanted = self.taps if request in self._feed.contexts else ()
-        return self.target(self._ids(part), [(cache, len(part))], wanted, logits="last")
+    def _prefill(
+        self, prompts: Sequence[tuple[int, list[int]]]
+    ) -> tuple[Tensor, Tensor | None, list[tuple[int, int, int]]]:
+        """One pass over parts of prompts: logits of the last token of each, the taps of all, and whose they
+        are, as `ContextFeed.take` wants it."""
+        segments: list[tuple[TargetCache, int]] = []
+        tokens: list[int] = []
+        shares: list[tuple[int, int, int]] = []
+        for request, part in prompts:
+            cache = self._caches[request]
+            # The last part of a prompt begins where the engine wants to fork it.
+            cache.mark()
+            if request in self._feed.contexts:
+                shares.append((request, len(tokens), len(part)))
+            segments.append((cache, len(part)))
+            tokens += part
+        logits, taps = self.target(self._ids(tokens), segments, self.taps if shares else (), logits="last")
+        return logits, taps, shares
 
     def feed(self, ids: list[int]) -> None:
         """Gives the contexts of requests that are about to draft what prompts and rounds without a draft put
@@ -194,7 +211,8 @@ class Runner:
 
     def _wait(self) -> None:
         """Until a GPU has done what it was asked. Calls return before that, and the engine, which times them,
-        would charge a draft pass to the chain behind it. Target passes end with a decision."""
+        would charge prompts to the round behind them and a draft pass to its chain. Verify passes end with a
+        decision."""
         if self.target.device.type == "cuda":
             torch.cuda.current_stream(self.target.device).synchronize()
 

@@ -1,12 +1,14 @@
 """Attention of many blocks over one sequence: a block sees what is strictly before its anchor, and itself.
 
-The paper's anchor-bounded packing (section 5.1). Two ways to the same numbers: on a CPU two products, over
-the context and over the block, with one softmax, so that no block is multiplied with another's keys; on a
-GPU FlexAttention over the packed whole, which skips what the mask hides.
+The paper's anchor-bounded packing (section 5.1). On a CPU two products, over the context and over
+the block, with one softmax, so that no block is multiplied with another's keys; on a GPU FlexAttention
+over the packed whole, which skips what the mask hides.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -23,6 +25,7 @@ head_dim]`, block keys and values `[B, N * K, key heads, head_dim]`, to `[B, N *
 
 
 KINDS = ("products", "sdpa", "flex")
+WIDEST_ON_SM_120 = 128
 
 
 def block_attention(anchors: Anchors, length: int, width: int, kind: str) -> BlockAttention:
@@ -31,9 +34,23 @@ def block_attention(anchors: Anchors, length: int, width: int, kind: str) -> Blo
     return maker(anchors, length, width)
 
 
-def kind_for(device: torch.device) -> str:
-    """FlexAttention on a GPU, two products elsewhere."""
-    return "flex" if device.type == "cuda" else "products"
+def kind_for(device: torch.device, head_dim: int) -> str:
+    """On a GPU FlexAttention where it can be compiled, else torch's own; two products elsewhere."""
+    if device.type != "cuda":
+        return "products"
+    return "sdpa" if why_not_flex(device, head_dim) else "flex"
+
+
+def why_not_flex(device: torch.device, head_dim: int) -> str | None:
+    """Why FlexAttention cannot be compiled for a GPU, or None: Triton builds its launcher with a C compiler,
+    and has no backward pass of wide heads that fits sm_120 (pytorch issue 198224)."""
+    if device.type != "cuda":
+        return None  # not asked for there
+    if not os.environ.get("CC") and not any(map(shutil.which, ("gcc", "clang", "cc"))):
+        return "FlexAttention needs a C compiler, and there is none"
+    if head_dim > WIDEST_ON_SM_120 and torch.cuda.get_device_capability(device)[0] >= 12:
+        return f"FlexAttention has no backward pass for heads of {head_dim} on this GPU"
+    return None
 
 
 def _products(anchors: Anchors, length: int, width: int) -> BlockAttention:
