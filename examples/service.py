@@ -217,6 +217,7 @@ def main() -> None:
     parser.add_argument("--target", default="tiny")
     parser.add_argument("--draft", help="without one the target decodes alone")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: reachable from other machines")
     parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
     parser.add_argument("--max-batch-size", type=int, default=32, help="requests that run at once")
     parser.add_argument("--max-queue-size", type=int, default=256, help="requests that wait; more get a 503")
@@ -225,13 +226,14 @@ def main() -> None:
     parser.add_argument("--linger", type=int, default=5, help="seconds for connections to end after that")
     parser.add_argument("--max-body", type=int, default=1 << 20, help="bytes of a request; more get a 413")
     options = vars(parser.parse_args())
-    port, timeout, max_body = (options.pop(name) for name in ("port", "timeout", "max_body"))
+    timeout, max_body = options.pop("timeout"), options.pop("max_body")
+    address = {name: options.pop(name) for name in ("host", "port")}
     times = {name: options.pop(name) for name in ("grace", "linger")}
     with (
         contextlib.suppress(KeyboardInterrupt),  # uvicorn raises it again when all is over
         DSparkDecoder.from_pretrained(options.pop("target"), options.pop("draft"), **options) as decoder,
     ):
-        Server(make_app(decoder, timeout, max_body), decoder, **times, port=port).run()
+        Server(make_app(decoder, timeout, max_body), decoder, **times, **address).run()
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@
 #
 # Costs in seconds of one core with AVX512-BF16: 1.4 a step (four conversations of 96 blocks of 5, three layers,
 # 12,288 tokens), 0.85 on two threads; 1.6 per 1,000 tokens of hidden states, 2 per 1,000 tokens of answers (made-up
-# prompts included). With the defaults 3.8 M tokens: 0.8 h of generation and 0.9 h and 26 GB of hidden states with
-# PROCESSES=2, 3.7 h of steps with THREADS=2.
+# prompts included). By these, and not as it was run (docs/training.md), with the defaults and 3.8 M tokens: 0.8 h of
+# generation and 0.9 h and 26 GB of hidden states with PROCESSES=2, 3.7 h of steps with THREADS=2.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

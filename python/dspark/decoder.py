@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 from dspark import _core
 from dspark.devices import parse_device
-from dspark.errors import CapacityError, DSparkError, RequestError, shown
+from dspark.errors import CapacityError, DSparkError
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
+from dspark.serve import arguments
 from dspark.serve.calibration import InForce, in_force
 from dspark.serve.costs import CostSource, obtain
 from dspark.serve.engine import EngineThread
 from dspark.serve.models import Models
-from dspark.serve.options import PAGE, Options
+from dspark.serve.options import Options
 from dspark.serve.request import Submission
 from dspark.serve.streams import AsyncPieceStream, PieceStream
+from dspark.serve.submission import submission
 from dspark.serve.together import run_together
 
 Prompt = str | Sequence[int]
@@ -82,10 +82,10 @@ class DSparkDecoder:
         """Loads a target and, unless `draft` is `None`, a draft for it.
 
         `target` and `draft` are directories in the Hugging Face layout, names that the package knows, or
-        Hub ids (with the extra `dspark[hub]`). Without a draft the same engine decodes plainly.
+        Hub ids (with the extra `hub`). Without a draft the same engine decodes plainly.
 
         Args:
-            device: "auto", "cpu" or "cuda".
+            device: "auto", "cpu", "cuda" or "cuda:1".
             dtype: "auto" (the checkpoint's), "float32", "float16", "bfloat16" or "float64".
             policy: "throughput" drafts and verifies what raises the expected tokens per second, "fixed"
                 verifies all that was drafted, "threshold" stops before the first confidence below
@@ -106,8 +106,9 @@ class DSparkDecoder:
             max_model_len: the context window, in tokens.
             max_kv_tokens: positions in the caches of running requests and kept prefixes. A request is refused
                 only if it would not fit by itself; under pressure the youngest gives up its caches meanwhile.
-                By default 131,072 or two windows, but not more than a quarter of the free memory holds (half
-                of a GPU's), and at least one window; `info()` has the number and `kv_bytes_per_token`.
+                By default 131,072, or two windows if that is more, cut to what a quarter of the free memory
+                holds (half of a GPU's), but never below one window; `info()` has the number and
+                `kv_bytes_per_token`.
             prefill_chunk_size: prompt tokens that one pass runs before the others go on.
             max_queue_size: requests that may wait for a place; one more raises `QueueFullError` at once.
             progress: called with bytes read so far and in all, for each model.
@@ -186,10 +187,10 @@ class DSparkDecoder:
         queue. A `timeout` counts from the call.
         """
         called = time.monotonic()
-        prompts = _as_list(prompts)
-        if _is_one_prompt(prompts):
-            return self._generate_one(prompts, _one(params), called)
-        each = _one_each(params, len(prompts))
+        prompts = arguments.as_list(prompts)
+        if arguments.is_one_prompt(prompts):
+            return self._generate_one(prompts, arguments.one(params), called)
+        each = arguments.one_each(params, len(prompts))
         return self._generate_list(list(zip(prompts, each, strict=True)), called)
 
     def chat(
@@ -208,7 +209,7 @@ class DSparkDecoder:
         """
         called = time.monotonic()
         prompt = self.render_chat(messages, tools=tools, **template_options)
-        result: GenerationResult = self._generate_one(prompt, _one(params), called)
+        result: GenerationResult = self._generate_one(prompt, arguments.one(params), called)
         return result
 
     def render_chat(
@@ -227,7 +228,8 @@ class DSparkDecoder:
         The request starts with the call. Closing or dropping the iterator cancels it. Raises as
         `generate` does for a prompt alone; `n` must be 1.
         """
-        return PieceStream(self._engine, self._submission(prompt, _one_sample(params), time.monotonic()))
+        called = time.monotonic()
+        return PieceStream(self._engine, self._submission(prompt, arguments.one_sample(params), called))
 
     def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncPieceStream:
         """`stream` on the running asyncio event loop: `async for piece in decoder.astream(...)`.
@@ -236,7 +238,7 @@ class DSparkDecoder:
         or dropping the iterator cancels the request, and so does cancelling the task that waits for a piece.
         """
         called = time.monotonic()
-        return AsyncPieceStream(self._engine, self._submission(prompt, _one_sample(params), called))
+        return AsyncPieceStream(self._engine, self._submission(prompt, arguments.one_sample(params), called))
 
     def info(self) -> dict[str, Any]:
         """What runs where and why: models, devices, attention, policy, and what is switched off.
@@ -297,14 +299,14 @@ class DSparkDecoder:
         for result in results:
             if result.error is not None:
                 raise result.error
-        return results if _samples(params) > 1 else results[0]
+        return results if arguments.samples(params) > 1 else results[0]
 
     def _generate_list(self, requests: list[tuple[Any, SamplingParams | None]], called: float) -> list[Any]:
         jobs = (job for prompt, params in requests for job in self._jobs(prompt, params, called))
         results = iter(run_together(self._engine, jobs))
-        each = [[next(results) for _ in range(_samples(params))] for _, params in requests]
+        each = [[next(results) for _ in range(arguments.samples(params))] for _, params in requests]
         return [
-            samples if _samples(params) > 1 else samples[0]
+            samples if arguments.samples(params) > 1 else samples[0]
             for samples, (_, params) in zip(each, requests, strict=True)
         ]
 
@@ -314,8 +316,8 @@ class DSparkDecoder:
         try:
             return self._submissions(prompt, params, called)
         except DSparkError as error:
-            bad = Submission((), _DEFAULT, 0, 0, 0, (), None, self._models.speculation, called)
-            return [replace(bad, sample=i).failed(error) for i in range(_samples(params))]
+            bad = Submission((), arguments.DEFAULT, 0, 0, 0, (), None, self._models.speculation, called)
+            return [replace(bad, sample=i).failed(error) for i in range(arguments.samples(params))]
 
     def _submissions(self, prompt: Any, params: SamplingParams | None, called: float) -> list[Submission]:
         first = self._submission(prompt, params, called)
@@ -326,80 +328,4 @@ class DSparkDecoder:
         if (state := self._engine.state) != "running":
             failed = "the decoder has failed: its engine has ended"
             raise CapacityError("the decoder is closed" if state == "closed" else failed)
-        models = self._models
-        params = (params or _DEFAULT).with_defaults(models.generation_config)
-        params.check_vocabulary(models.target.config.vocab_size)
-        window = self._options.window(models)
-        if not isinstance(prompt, str):
-            _check_length(prompt, window)  # before its ids are looked at one by one
-        tokens = models.tokens(prompt)
-        _check_length(tokens, window)
-        if params.stop_strings and models.tokenizer is None:
-            raise RequestError(
-                "stop strings need the target's tokenizer, and it has none: use stop_token_ids"
-            )
-        room = window - len(tokens)
-        wanted = self._most(tokens, room) if params.max_tokens is None else min(params.max_tokens, room)
-        return Submission(
-            prompt=tokens,
-            params=params,
-            seed=secrets.randbits(64) if params.seed is None else int(params.seed),  # JSON has no numpy
-            sample=0,
-            max_tokens=wanted,
-            end_ids=() if params.ignore_eos else models.end_token_ids,
-            tokenizer=models.tokenizer,
-            speculation=models.speculation if params.speculative else "off: speculative=False",
-            called=called,
-        )
-
-    def _most(self, prompt: Sequence[int], room: int) -> int:
-        """Tokens of a request that asks for as many as there is room for: in the window, and in caches that
-        are smaller. One whose prompt alone fills these is left to be refused."""
-        if room == 0:
-            return 0
-        return max(1, min(room, self._options.kv_tokens(self._models) // PAGE * PAGE - len(prompt)))
-
-
-_DEFAULT = SamplingParams()
-
-
-def _check_length(tokens: Any, window: int) -> None:
-    if isinstance(tokens, Sequence) and len(tokens) > window:
-        raise CapacityError(f"the prompt has {len(tokens)} tokens, the context window {window}")
-
-
-def _as_list(prompts: Any) -> Any:
-    """An array or tensor of token ids as a list."""
-    return prompts.tolist() if hasattr(prompts, "tolist") else prompts
-
-
-def _is_one_prompt(prompts: Any) -> bool:
-    if isinstance(prompts, str):
-        return True
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray | memoryview):
-        raise RequestError(f"a prompt is a string or a list of token ids, not {type(prompts).__name__}")
-    return len(prompts) > 0 and isinstance(prompts[0], Integral)
-
-
-def _one(params: Any, what: str = "a SamplingParams for one prompt") -> SamplingParams | None:
-    if params is None or isinstance(params, SamplingParams):
-        return params
-    raise RequestError(f"params must be {what}, not {shown(params)}")
-
-
-def _one_each(params: Any, count: int) -> list[SamplingParams | None]:
-    if not isinstance(params, Sequence):
-        return [_one(params, "a SamplingParams, or a list with one for each prompt")] * count
-    if len(params) != count:
-        raise RequestError(f"params has {len(params)} entries for {count} prompts")
-    return [_one(each) for each in params]
-
-
-def _one_sample(params: Any) -> SamplingParams | None:
-    if _samples(_one(params)) != 1:
-        raise RequestError(f"a stream has one sample, n = {params.n} was asked for")
-    return _one(params)
-
-
-def _samples(params: SamplingParams | None) -> int:
-    return (params or _DEFAULT).n
+        return submission(self._models, self._options, prompt, params, called)

@@ -15,7 +15,7 @@ class CheckpointError(DSparkError):
 
 
 class ConfigError(DSparkError):
-    """The options of a decoder contradict each other or the models."""
+    """Options, flags or settings contradict each other, the models or the machine."""
 
 
 class CapacityError(DSparkError):

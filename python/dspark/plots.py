@@ -1,4 +1,4 @@
-"""Figures to files, with matplotlib (the extra `dspark[plots]`)."""
+"""Figures to files, with matplotlib (the extra `plots`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUFFIXES = (".png", ".svg")
 def require_matplotlib() -> None:
     """Raises `ConfigError` where matplotlib is missing."""
     if find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install 'dspark[plots]'")
+        raise ConfigError("plots need matplotlib: pip install matplotlib")
 
 
 def check_plot(path: Path | None) -> None:

@@ -185,13 +185,20 @@ def test_every_floating_dtype(packaging: str, dtype: torch.dtype, target: Any, t
 
 
 @EACH
-def test_a_draft_that_looks_untrained(packaging: str, tmp_path: Path) -> None:
+def test_a_draft_that_looks_untrained(
+    packaging: str, target: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is loaded, and inspecting and loading say so."""
     make, tensors = PACKAGINGS[packaging]
     ones = {name: torch.ones_like(t) if "norm" in name else t for name, t in tensors.items()}
-    warnings = inspect_checkpoint(write_checkpoint(tmp_path / "ones", make(), ones))["warnings"]
-    assert any("looks untrained" in warning for warning in warnings)
-    warnings = inspect_checkpoint(write_checkpoint(tmp_path / "trained", make(), tensors))["warnings"]
-    assert not any("looks untrained" in warning for warning in warnings)
+    for name, weights, found in (("ones", ones, True), ("trained", tensors, False)):
+        path = write_checkpoint(tmp_path / name, make(), weights)
+        assert any("looks untrained" in each for each in inspect_checkpoint(path)["warnings"]) == found
+        caplog.clear()
+        load_draft(path, target=target)
+        assert [
+            f"{path}: every normalisation weight is exactly 1.0: this checkpoint looks untrained"
+        ] * found == [record.getMessage() for record in caplog.records]
 
 
 @EACH

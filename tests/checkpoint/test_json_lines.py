@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dspark.audit.prompts import read_turns
 from dspark.errors import CheckpointError, DSparkError, RequestError
+from dspark.prompts import read_turns
 from dspark.train.data.read import read_conversations
 
 ENDS = "\u2028 \u2029 \x85 \x0b \x0c \x1c \x1d \x1e"

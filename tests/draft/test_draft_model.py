@@ -3,6 +3,8 @@ embeddings."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dspark.checkpoint.load import ParameterReader
 from dspark.draft import DSparkDraftModel, load_draft
 from dspark.draft.packaging import read_draft_directory
 from dspark.errors import CheckpointError, ConfigError
@@ -81,6 +84,22 @@ def make(
         switches |= {"markov_rank": 0, "enable_confidence_head": False}
     tensors = draft_tensors(own=True, kind=kind, confidence=confidence)
     return load_draft(write_checkpoint(tmp_path, flat_config(**switches, **changes), tensors), target=target)
+
+
+def test_what_read_the_weights_is_gone_when_the_draft_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[weakref.ref[ParameterReader]] = []
+
+    class Watched(ParameterReader):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            readers.append(weakref.ref(self))
+
+    monkeypatch.setattr("dspark.draft.load.ParameterReader", Watched)
+    draft = make(tmp_path, None)
+    gc.collect()
+    assert [reader() for reader in readers] == [None] and draft.config.own_head
 
 
 def test_a_batch_equals_each_request_alone_and_block_rows_are_never_kept(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import torch
 
 from dspark.audit.coupled import check_coupled
 from dspark.audit.greedy import check_greedy
-from dspark.audit.prompts import CODE, GENERAL, read_prompts
+from dspark.audit.prompts import CODE, GENERAL
 from dspark.audit.reference import Reference
-from dspark.audit.run import Plan, audit_pair
+from dspark.audit.run import audit_pair
+from dspark.calibrate.rollout import Plan
 from dspark.decoder import DSparkDecoder
 from dspark.errors import RequestError
+from dspark.prompts import read_prompts
 from dspark.result import Round
 from dspark.sampling import SamplingParams
 from dspark.serve.models import Models

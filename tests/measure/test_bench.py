@@ -16,7 +16,7 @@ from commandline import run, talking_target
 from dspark.bench.cells import Cell, Grid, predicted_seconds
 from dspark.bench.clients import Usage, keep_busy
 from dspark.bench.plot import plot_bench
-from dspark.bench.prompt_sets import SETS, built_in, check_room
+from dspark.bench.prompt_sets import check_room
 from dspark.bench.ratios import ratio_over_best
 from dspark.bench.report import HEADER, CellReport, footnote, report_cell, rows
 from dspark.bench.run import Bench, ModeRuns, prompt_of, timed_prompts
@@ -26,6 +26,7 @@ from dspark.core import CostTable
 from dspark.decoder import DSparkDecoder
 from dspark.durations import duration
 from dspark.errors import CapacityError, ConfigError, NumericsError
+from dspark.prompts import SETS, built_in
 from dspark.sampling import SamplingParams
 from dspark.text import Tokenizer
 

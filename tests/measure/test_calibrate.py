@@ -11,7 +11,6 @@ import pytest
 
 from commandline import run
 from dspark import CheckpointError, ConfigError, DSparkDecoder, RequestError, SamplingParams
-from dspark.audit.prompts import read_prompts
 from dspark.calibrate import run as calibration_run
 from dspark.calibrate.prompts import calibration_sets, data_sets, digest, standard_library
 from dspark.calibrate.rollout import BATCH, Plan, roll_out, whole_blocks
@@ -20,6 +19,7 @@ from dspark.core import Calibration, CostTable
 from dspark.draft.export import export_draft
 from dspark.draft.packaging import read_draft_directory
 from dspark.pretrained import resolve
+from dspark.prompts import read_prompts
 from dspark.serve.calibration import draft_calibrations, in_force
 from dspark.serve.models import Models
 from dspark.serve.options import Options

@@ -333,9 +333,7 @@ def test_without_transformers_the_extra_is_named(tmp_path: Path, monkeypatch: py
     path = write(tmp_path, "mistral-window")
     monkeypatch.setitem(sys.modules, "transformers", None)
     for load in (load_target, inspect_checkpoint):
-        with pytest.raises(
-            CheckpointError, match=r"MistralForCausalLM; .*pip install 'dspark\[transformers\]'"
-        ):
+        with pytest.raises(CheckpointError, match=r"MistralForCausalLM; .*pip install 'transformers>=5.0'"):
             load(path)
 
 

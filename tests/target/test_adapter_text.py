@@ -15,7 +15,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from adapter_zoo import DTYPE, KINDS, VOCAB, write
 from commandline import run as run_command
 from dspark import DSparkDecoder, SamplingParams
-from dspark.audit.run import Plan, audit_pair
+from dspark.audit.run import audit_pair
+from dspark.calibrate.rollout import Plan
 from dspark.serve.models import Models
 from dspark.serve.options import Options
 from dspark.serve.runner import Runner

@@ -18,7 +18,7 @@ from dspark.draft.packaging import read_draft_directory
 from dspark.errors import CheckpointError
 from dspark.layers.rotary import inverse_frequencies
 from dspark.target import load_target
-from dspark.target.gemma4.config import Gemma4Config, HeadSizes
+from dspark.target.gemma4.config import Gemma4Config, KindHeads
 from gemma4_zoo import (
     FULL,
     SLIDING,
@@ -43,10 +43,10 @@ def read(**changes: Any) -> Gemma4Config:
 
 def test_the_published_spelling() -> None:
     config = read()
-    assert config.heads == {SLIDING: HeadSizes(8, 2, False), FULL: HeadSizes(16, 1, True)}
+    assert config.heads == {SLIDING: KindHeads(8, 2, False), FULL: KindHeads(16, 1, True)}
     assert config.windows == (5, None, 5, 5, None)
     assert config.ropes[FULL].kind == "proportional"
-    assert read(attention_k_eq_v=False).heads[FULL] == HeadSizes(16, 2, False)
+    assert read(attention_k_eq_v=False).heads[FULL] == KindHeads(16, 2, False)
     assert read(global_head_dim=None).heads[FULL].head_dim == 512
     assert read(num_global_key_value_heads=None).heads[FULL].num_key_value_heads == 2
     assert read(rope_parameters=None).ropes[FULL].theta == 1_000_000.0

@@ -18,6 +18,7 @@ from dspark.checkpoint.describe import inspect_checkpoint
 from dspark.checkpoint.weights import WeightFiles
 from dspark.errors import CheckpointError
 from dspark.target import load_target
+from dspark.target.config import TargetConfig
 from dspark.target.families import family_of
 from dspark.target.hybrid.config import HybridConfig
 from dspark.target.hybrid.modules import HybridDecays, HybridWeights
@@ -246,6 +247,12 @@ def test_errors_inside_the_wrapper_name_the_whole_key(tmp_path: Path) -> None:
     config["text_config"]["tie_word_embeddings"] = True
     with pytest.raises(CheckpointError, match=r"text_config\.tie_word_embeddings is True"):
         HybridConfig.from_file(ConfigFile(tmp_path / "config.json", config))
+
+
+def test_a_hybrid_config_is_not_read_as_a_dense_one(tmp_path: Path) -> None:
+    file = ConfigFile(tmp_path / "config.json", hybrid_config())
+    with pytest.raises(CheckpointError, match=r"architectures must be one of Llama.*, found 'Qwen3_5For"):
+        TargetConfig.from_file(file)
 
 
 VALUES: list[Any] = [None, -1, 0, 1, 3, 1.5, 1e300, 2**40, "x", True, [], ["x"], {}, {"rope_theta": "y"}]

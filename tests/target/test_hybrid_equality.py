@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dspark import DSparkDecoder, SamplingParams
-from dspark.audit.run import Plan, audit_pair
+from dspark.audit.run import audit_pair
+from dspark.calibrate.rollout import Plan
 from dspark.serve.models import Models
 from dspark.serve.options import Options
 from hybrid_zoo import write_hybrid

@@ -43,6 +43,19 @@ def committed(cache: KVCache) -> Tensor:
     return cache.data[:, :, : cache.length]
 
 
+def test_taps_come_in_the_order_that_is_asked_for(target: TargetModel) -> None:
+    """Which is that of the projection's columns, and need not ascend."""
+    ids = tokens(9)
+    with torch.inference_mode():
+        ordered, asked = (
+            target(ids, [(target.new_cache(), 9)], taps)[1] for taps in ((-1, 0, 2), (2, -1, 0))
+        )
+    assert ordered is not None and asked is not None
+    before, first, third = ordered.chunk(3, -1)
+    assert not torch.equal(first, third)
+    assert torch.equal(asked, torch.cat((third, before, first), -1))
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 50])
 def test_chunks_equal_the_whole(target: TargetModel, chunk: int) -> None:
     ids = tokens(50)

@@ -19,7 +19,7 @@ from dspark.target.config import TargetConfig
 from dspark.train import acceptance
 from dspark.train.acceptance import HeldOut
 from dspark.train.attention import block_attention
-from dspark.train.batch import Anchors, Batch, choose_anchors, label_blocks, sample_anchors
+from dspark.train.batch import Anchors, Batch, choose_anchors, label_blocks
 from dspark.train.data.conversations import Conversation
 from dspark.train.distances import ROWS_AT_ONCE, TeacherLaw, distances
 from dspark.train.examples import Order, noisy, seeded
@@ -87,13 +87,13 @@ def test_anchors_are_answer_tokens_followed_by_one_and_do_not_depend_on_the_batc
     answers = torch.zeros(2, 30, dtype=torch.bool)
     answers[0, 5:12] = True
     answers[1, 20:] = True
-    found = sample_anchors(answers, 8, generators(2))
+    found = choose_anchors(answers, 8, generators(2))
     assert found.kept.sum(1).tolist() == [6, 8]
     for row in range(2):
         places = found.positions[row][found.kept[row]]
         assert (answers[row, places] & answers[row, places + 1]).all()
         assert (places.diff() > 0).all()
-    alone = sample_anchors(answers[1:], 8, [seeded(7, 1)])
+    alone = choose_anchors(answers[1:], 8, [seeded(7, 1)])
     assert torch.equal(alone.positions[0], found.positions[1])
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from dspark import _core
 from dspark.attention.cache import KVStore
 from dspark.attention.functional import ROWS_AT_ONCE, attend
-from dspark.attention.kernel import KernelPass, suits_kernel
+from dspark.attention.kernel import AttentionPass, suits_kernel
 from dspark.attention.visible import Visible
 from dspark.attention.workers import parallel_region
 
@@ -92,9 +92,9 @@ class CachedAttention:
         self._parts: list[_Part] = []
         self._reach_of = {window: number for number, window in enumerate(kinds)}
         reaches = [(hides_later[w], w or 0, anchored) for w in kinds]
-        self._together: KernelPass | _core.Attention | None = None
+        self._together: AttentionPass | _core.Attention | None = None
         if kernel is not None and kernel.kernels is not None and suits_kernel(segments):
-            self._together = KernelPass(kernel.kernels, segments, query_heads, reaches)
+            self._together = AttentionPass(kernel.kernels, segments, query_heads, reaches)
         elif _suits_core(segments):
             self._together = _core_pass(segments, query_heads, reaches)
         if self._together is not None:
@@ -121,7 +121,7 @@ class CachedAttention:
         )
 
     def _all_together(
-        self, together: KernelPass | _core.Attention, index: int, reach: int, heads: Tensor
+        self, together: AttentionPass | _core.Attention, index: int, reach: int, heads: Tensor
     ) -> Tensor:
         rows, _, head_dim = heads.shape
         row_stride, head_stride, stride = heads.stride()

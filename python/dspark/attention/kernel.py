@@ -35,7 +35,7 @@ def suits_kernel(segments: Sequence[tuple[KVStore, int]]) -> bool:
     )
 
 
-class KernelPass:
+class AttentionPass:
     """Where rows and caches lie, copied to the device once for all layers, and room for the states of split
     requests. Called like `_core.Attention`."""
 

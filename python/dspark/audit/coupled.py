@@ -6,17 +6,16 @@ So every token can be told from the reference's logits and the noise of its posi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from dspark.audit.checks import CoupledCheck
 from dspark.audit.reference import Reference
 from dspark.core import Noise, accept
+from dspark.progress import Progress
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
-
-Progress = Callable[[str, int, int], None]
 
 
 def check_coupled(

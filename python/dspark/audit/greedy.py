@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dspark.audit.checks import Counts, Difference, GreedyCheck
 from dspark.audit.reference import Reference
+from dspark.progress import Progress
 from dspark.result import GenerationResult
-
-Progress = Callable[[str, int, int], None]
 
 
 def check_greedy(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,40 +13,20 @@ from dspark.audit.greedy import check_greedy
 from dspark.audit.reference import Reference
 from dspark.audit.report import Report
 from dspark.audit.sampled import TESTS_PER_CHECK, Law, check_sampled
-from dspark.calibrate.rollout import require_drafts
+from dspark.calibrate.rollout import Plan, require_drafts
 from dspark.decoder import DSparkDecoder, Prompt
 from dspark.errors import RequestError
+from dspark.progress import Progress
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.serve.models import Models
 from dspark.serve.options import Options
-
-Progress = Callable[[str, int, int], None]
 
 FALSE_ALARM = 1e-5
 """Probability that an audit fails a correct pair by chance, over all its tests."""
 
 CUT = 0.5
 """Confidence threshold of the run with a cut."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How much to run."""
-
-    tokens: int = 64
-    """Per sequence at most."""
-    samples: int = 16
-    """Sequences per prompt above temperature 0."""
-    seed: int = 0
-    """Of the first prompt's first run; every other prompt and run counts on from it."""
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "samples"):
-            if getattr(self, name) < 1:
-                raise RequestError(f"{name} must be at least 1 for an audit, not {getattr(self, name)}")
-        if not 0 <= self.seed < 1 << 63:
-            raise RequestError(f"seed must be a whole number of 63 bits for an audit, not {self.seed}")
 
 
 def audit_pair(

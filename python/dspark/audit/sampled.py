@@ -12,7 +12,7 @@ a path of their own. Their choice looks at nothing but what was before them, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,9 +24,8 @@ from torch import Tensor
 from dspark.audit import statistics as st
 from dspark.audit.checks import Counts, Planted, SampledCheck, Test
 from dspark.audit.reference import Reference, law
+from dspark.progress import Progress
 from dspark.result import GenerationResult
-
-Progress = Callable[[str, int, int], None]
 
 ORDERS = ("falling probability", "token id")
 KINDS = ("too sharp (argmax)", "too flat (temperature doubled)")

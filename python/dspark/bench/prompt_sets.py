@@ -1,31 +1,14 @@
-"""The prompts of a benchmark: sets that were written for it, or a file."""
+"""A benchmark's prompts as token ids, each with room for what is measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspark.audit.prompts import read_prompts
 from dspark.errors import CapacityError
 
 if TYPE_CHECKING:
     from dspark.serve.models import Models
-
-_HERE = Path(__file__).parent / "prompts"
-
-GENERAL = ("chat", "maths", "code")
-"""For models that were taught to answer."""
-
-CODE_BEGINNINGS = ("python",)
-"""For the embedded target, which knows program text alone."""
-
-SETS = GENERAL + CODE_BEGINNINGS
-
-
-def built_in(name: str) -> list[str]:
-    """The prompts of a set that comes with the package."""
-    return read_prompts(_HERE / f"{name}.jsonl")
 
 
 def check_room(sets: Mapping[str, Sequence[Sequence[int]]], window: int, tokens: int) -> None:

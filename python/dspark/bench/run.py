@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -13,11 +13,10 @@ from dspark.calibrate.rollout import require_drafts
 from dspark.decoder import DSparkDecoder
 from dspark.durations import duration
 from dspark.errors import ConfigError
+from dspark.progress import Progress
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.text.looping import is_looping
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)

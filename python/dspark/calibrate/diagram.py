@@ -1,4 +1,4 @@
-"""Reliability diagrams; needs the extra `dspark[plots]`."""
+"""Reliability diagrams; needs the extra `plots`."""
 
 from __future__ import annotations
 

@@ -32,9 +32,14 @@ def logits(confidences: Numbers) -> Numbers:
     return np.log(inside) - np.log1p(-inside)
 
 
+def sigmoid(logit: Numbers) -> Numbers:
+    """1 / (1 + exp(-logit))."""
+    return 1.0 / (1.0 + np.exp(-logit))
+
+
 def calibrated(confidences: Numbers, temperatures: Numbers) -> Numbers:
     """sigma(logit(c) / T), position by position; the last axis has one entry for each temperature."""
-    return 1.0 / (1.0 + np.exp(-logits(confidences) / temperatures))
+    return sigmoid(logits(confidences) / temperatures)
 
 
 def reached_often(rounds: JudgedRounds, fewest: int = FEWEST) -> int:
@@ -51,7 +56,7 @@ def fit_temperatures(rounds: JudgedRounds, positions: int) -> list[float]:
         logit = logits(rounds.confidences[:, k])
         rows = rounds.is_judged(k)
         temperatures.append(_search(logit[rows], survival[rows], rounds.survived(k)[rows]))
-        survival = survival / (1.0 + np.exp(-logit / temperatures[-1]))
+        survival = survival * sigmoid(logit / temperatures[-1])
     return temperatures
 
 
@@ -62,7 +67,7 @@ def that_hold(temperatures: Sequence[float], rounds: JudgedRounds) -> list[float
     found: list[float] = []
     for k, temperature in enumerate(temperatures):
         logit, rows = logits(rounds.confidences[:, k]), rounds.is_judged(k)
-        reached = {t: survival / (1.0 + np.exp(-logit / t)) for t in (temperature, 1.0)}
+        reached = {t: survival * sigmoid(logit / t) for t in (temperature, 1.0)}
         happened = rounds.survived(k)[rows]
         errors = {t: calibration_error(one[rows], happened) or 0.0 for t, one in reached.items()}
         found.append(temperature if errors[temperature] < errors[1.0] else 1.0)
@@ -73,7 +78,7 @@ def that_hold(temperatures: Sequence[float], rounds: JudgedRounds) -> list[float
 def _search(logit: Numbers, survival: Numbers, happened: Outcomes) -> float:
     """The temperature of one position: `survival` is the calibrated product before it, `happened` whether the
     prefix with it was accepted."""
-    errors = np.array([calibration_error(survival / (1.0 + np.exp(-logit / t)), happened) for t in GRID])
+    errors = np.array([calibration_error(survival * sigmoid(logit / t), happened) for t in GRID])
     share = float(happened.mean())
     noise = (share * (1.0 - share) / len(happened)) ** 0.5
     low = high = best = int(errors.argmin())

@@ -8,15 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspark.audit.prompts import read_prompts
-from dspark.bench.prompt_sets import CODE_BEGINNINGS, GENERAL, built_in
 from dspark.errors import CapacityError, RequestError
+from dspark.prompts import CODE_ALONE, CODE_BEGINNINGS, GENERAL, built_in, read_prompts
 
 if TYPE_CHECKING:
     from dspark.serve.models import Models
-
-CODE_ALONE = ("tiny",)
-"""Targets that know program text and nothing else."""
 
 _MODULES = [
     "argparse",

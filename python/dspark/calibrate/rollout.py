@@ -1,4 +1,4 @@
-"""Rounds to calibrate with: the pair answers prompts, verifying whole blocks."""
+"""What measuring a pair begins with: the pair answers prompts, verifying whole blocks to calibrate with."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from dspark.sampling import SamplingParams
 from dspark.serve.models import Models
 from dspark.serve.options import Options
 
-Progress = Callable[[str, int, int], None]
-
 BATCH = 8
 """Requests that are decoded together."""
 
@@ -28,7 +26,7 @@ class Plan:
     samples: int = 4
     """Answers to each prompt above temperature 0; at 0 there is one."""
     seed: int = 0
-    """Of the first answer; the others count on from it."""
+    """Of the first answer, or of an audit's first prompt; the others count on from it."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "samples"):

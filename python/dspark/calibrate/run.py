@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from dspark.calibrate.fit import FEWEST, fit_temperatures, reached_often, that_hold
-from dspark.calibrate.rollout import Plan, Progress, require_confidence, roll_out, whole_blocks
+from dspark.calibrate.rollout import Plan, require_confidence, roll_out, whole_blocks
 from dspark.calibrate.rounds import JudgedRounds, judged_rounds, parts
 from dspark.calibrate.scores import HeadScores, score
 from dspark.checkpoint.calibration import Regime
 from dspark.decoder import DSparkDecoder, Prompt
 from dspark.errors import RequestError
+from dspark.progress import Progress
 from dspark.sampling import SamplingParams
 from dspark.serve.models import Models
 from dspark.serve.options import Options

@@ -20,6 +20,7 @@ from dspark.files import write_whole
 FILE_NAME = "calibration.json"
 VERSION = 1
 RULES = ("rejection", "block", "coupled")
+"""How drafted tokens are accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +82,7 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         """The entry as it is stored."""
         own = {name: getattr(self, name) for name in self.__slots__ if name != "regime"}
-        lists = {
-            name: list(own[name]) for name in ("temperatures", "acceptance_by_position", "fitted_prompts")
-        }
-        return {**self.regime.to_json(), **own, **lists}
+        return {**self.regime.to_json(), **own}
 
 
 def read_calibrations(path: Path) -> list[Entry]:

@@ -189,3 +189,13 @@ def positive_integer(value: Any) -> int | None:
     """`value` if it is a positive integer, else None."""
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     return value if is_integer and 0 < value <= LARGEST else None
+
+
+def boolean(value: Any) -> bool | None:
+    """`value` if it is true or false, else None."""
+    return value if isinstance(value, bool) else None
+
+
+def string(value: Any) -> str | None:
+    """`value` if it is a string, else None."""
+    return value if isinstance(value, str) else None

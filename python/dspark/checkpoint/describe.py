@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dspark.checkpoint import untrained
 from dspark.checkpoint.config_file import ConfigFile
-from dspark.checkpoint.header import StoredTensor
 from dspark.checkpoint.weights import WeightFiles
 
 if TYPE_CHECKING:
     from dspark.draft.config import DraftConfig
     from dspark.target.config import TargetConfig
-
-ONES = {"F64": struct.pack("<d", 1.0), "F32": struct.pack("<f", 1.0), "F16": b"\x00\x3c", "BF16": b"\x80\x3f"}
-"""1.0 as stored in each dtype."""
-
-LONGEST_NORM = 1 << 20
-"""Elements: norm weights are read to see whether they are all 1.0; a longer tensor is no norm."""
 
 
 def inspect_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -69,14 +62,12 @@ def _target(directory: Path, file: ConfigFile) -> dict[str, Any]:
 
 def _draft(directory: Path, file: ConfigFile) -> dict[str, Any]:
     from dspark.draft.packaging import read_draft
-    from dspark.draft.parameters import draft_shapes
+    from dspark.draft.parameters import stored_parameters
     from dspark.draft.vocabulary import MASK, OFFSETS
 
     weights = WeightFiles.open(directory)
     config = read_draft(file, weights)
-    names = draft_shapes(config, weights)
-    for name, shape in names.items():
-        weights.check(name, shape)
+    names = {stored.name for stored in stored_parameters(config, weights).values()}
     # The map of a reduced vocabulary, and the mask that says the same.
     maps = {name: 1 for name in (OFFSETS, MASK) if config.reduced and name in weights.tensors}
     return {
@@ -103,8 +94,8 @@ def _draft(directory: Path, file: ConfigFile) -> dict[str, Any]:
         "causal": config.causal,
         **_soft_cap(config),
         **sizes(config),
-        **_storage(weights, set(names), maps),
-        "warnings": [*config.notes, *_warnings(weights, set(names), maps)],
+        **_storage(weights, names, maps),
+        "warnings": [*config.notes, *_warnings(weights, names, maps)],
     }
 
 
@@ -158,16 +149,6 @@ def _warnings(weights: WeightFiles, names: set[str], ignored: dict[str, int]) ->
     if extra:
         shown = ", ".join(extra[:4]) + (", ..." if len(extra) > 4 else "")
         warnings.append(f"{len(extra)} tensors are not used: {shown}")
-    norms = [weights.tensors[name] for name in names if "norm" in name and name.endswith(".weight")]
-    if norms and all(_all_ones(norm) for norm in norms):
-        warnings.append("every normalisation weight is exactly 1.0: this checkpoint looks untrained")
+    if untrained.looks_untrained(weights, names):
+        warnings.append(untrained.WARNING)
     return warnings
-
-
-def _all_ones(stored: StoredTensor) -> bool:
-    one = ONES.get(stored.dtype)
-    if one is None or len(stored.shape) != 1 or stored.elements > LONGEST_NORM:
-        return False
-    with stored.file.open("rb") as stream:
-        stream.seek(stored.start)
-        return stream.read(stored.stop - stored.start) == one * stored.elements

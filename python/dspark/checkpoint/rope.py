@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dspark.checkpoint.config_file import ConfigFile
+from dspark.checkpoint.config_file import ConfigFile, boolean, string
 from dspark.errors import CheckpointError
 
 KINDS = ("default", "linear", "yarn", "llama3")
@@ -52,7 +52,7 @@ def read_rope(config: ConfigFile) -> RopeConfig:
                 f"{config.path}: {place} differs by layer, which this model does not support"
             )
     reader = _Reader(config, blocks)
-    kind = reader.value("rope_type", _text, extra_key="type") or "default"
+    kind = reader.value("rope_type", string, extra_key="type") or "default"
     if kind not in KINDS:
         raise CheckpointError(f"{config.path}: rope_type is {kind!r}; supported are {', '.join(KINDS)}")
     partial = reader.value("partial_rotary_factor", _number, top_level=True)
@@ -95,7 +95,7 @@ def _extended(kind: str, theta: float, reader: _Reader) -> RopeConfig:
         raise CheckpointError(
             f"{reader.config.path}: low_freq_factor is {low}; expected less than high_freq_factor {high}"
         )
-    truncate = reader.value("truncate", _flag)
+    truncate = reader.value("truncate", boolean)
     return RopeConfig(
         kind=kind,
         theta=theta,
@@ -148,11 +148,3 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) <= LARGEST_ROTARY else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None

@@ -59,11 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs `dspark audit`."""
-    from dspark.audit.prompts import CODE, GENERAL, read_prompts
-    from dspark.audit.run import Plan, audit_pair
+    from dspark.audit.prompts import CODE, GENERAL
+    from dspark.audit.run import audit_pair
+    from dspark.calibrate.rollout import Plan
+    from dspark.prompts import CODE_ALONE, read_prompts
 
     # The embedded target is fast, and knows program text alone.
-    usual_samples, built_in = (16, CODE) if options.target == "tiny" else (4, GENERAL)
+    usual_samples, built_in = (16, CODE) if options.target in CODE_ALONE else (4, GENERAL)
     samples = usual_samples if options.samples is None else options.samples
     plan = Plan(tokens=options.tokens, samples=samples, seed=options.seed)
     template = template_options(options)

@@ -3,7 +3,8 @@
 Speeds are those of decoding, prefills apart, with as many requests at any time as the batch says: where one
 ends the next begins. A cell whose "throughput" is slower than the better of plain and "fixed" beyond chance
 (which three turns at least can tell), or by more than 5 % in the median, is marked. Nothing else should run
-meanwhile. The target is smollm2 where it has been fetched, else tiny, unless --target names another.
+meanwhile. The target is smollm2 where it has been fetched and its draft is there (in a checkout), else tiny,
+unless --target names another.
 """
 
 from __future__ import annotations
@@ -32,18 +33,15 @@ if TYPE_CHECKING:
 
 HELP = "measure what speculation is worth on this machine"
 
-_USUAL: dict[str, Any] = {
-    "batches": [1, 2, 4, 8, 16, 32],
-    "temperatures": [0.0, 0.7],
-    "turns": 9,
-    "tokens": 64,
-}
+_CHOSEN = ("batches", "temperatures", "turns", "tokens")
+"""Of the grid, what flags may say; the grid has the defaults."""
+
 _SHORT: dict[str, Any] = {"batches": [1, 8, 32], "temperatures": [0.7], "turns": 5, "tokens": 48}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `dspark bench`."""
-    from dspark.bench.prompt_sets import SETS
+    from dspark.prompts import SETS
     from dspark.serve.options import POLICIES
 
     work = parser.add_argument_group("work")
@@ -155,15 +153,14 @@ def _usual_target() -> str:
 
 
 def _texts(options: argparse.Namespace) -> dict[str, list[str]]:
-    from dspark.audit.prompts import read_prompts
-    from dspark.bench.prompt_sets import CODE_BEGINNINGS, GENERAL, built_in
     from dspark.errors import ConfigError
+    from dspark.prompts import CODE_ALONE, CODE_BEGINNINGS, GENERAL, built_in, read_prompts
 
     if options.prompts is not None:
         if options.sets is not None:
             raise ConfigError("give either --prompts or --sets")
         return {options.prompts.stem: read_prompts(options.prompts)}
-    usual = CODE_BEGINNINGS if options.target == "tiny" else GENERAL[:1] if options.short else GENERAL
+    usual = CODE_BEGINNINGS if options.target in CODE_ALONE else GENERAL[:1] if options.short else GENERAL
     return {name: built_in(name) for name in dict.fromkeys(options.sets or usual)}
 
 
@@ -171,8 +168,8 @@ def _grid(options: argparse.Namespace, sets: list[str]) -> Grid:
     from dspark.bench.cells import Grid
     from dspark.serve.options import POLICIES
 
-    chosen = {**_USUAL, **(_SHORT if options.short else {})}
-    chosen |= {name: getattr(options, name) for name in _USUAL if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in _CHOSEN if getattr(options, name) is not None}
+    chosen = (_SHORT if options.short else {}) | given
     policies = POLICIES if options.policies is None else options.policies
     return Grid(sets=sets, policies=policies, threshold=options.confidence_threshold, **chosen)
 
@@ -181,7 +178,8 @@ def _tokenised(
     texts: dict[str, list[str]], decoder: DSparkDecoder, template: dict[str, Any], *, is_own: bool
 ) -> dict[str, list[list[int]]]:
     """`is_own`: the texts are the user's, whatever the file is called."""
-    from dspark.bench.prompt_sets import CODE_BEGINNINGS, tokenised
+    from dspark.bench.prompt_sets import tokenised
+    from dspark.prompts import CODE_BEGINNINGS
 
     beginnings = () if is_own else CODE_BEGINNINGS
     return {

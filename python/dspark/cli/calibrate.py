@@ -17,11 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from dspark import __version__
 from dspark.checkpoint.calibration import FILE_NAME, Entry, write_calibrations
-from dspark.cli.options import add_model_options, add_template_options, load_models, template_options
+from dspark.cli.options import (
+    add_model_options,
+    add_template_options,
+    decoder_options,
+    load_models,
+    template_options,
+)
 from dspark.cli.show import Progress, print_json, print_text, table
 from dspark.cli.unfinished import end_with, named
 from dspark.errors import ConfigError
 from dspark.files import check_writable
+from dspark.paths import expanded
 from dspark.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -102,22 +109,16 @@ def run(options: argparse.Namespace) -> int:
     from dspark.calibrate.rollout import Plan
     from dspark.calibrate.run import calibrate_pair
     from dspark.plots import check_plot
-    from dspark.serve.options import Options
 
     plan = Plan(tokens=options.tokens, samples=options.samples, seed=options.seed)
     params = regimes(options)
     sets = calibration_sets(options.prompts or [], options.target)
     output = _output(options)
     check_plot(options.plot)
-    how = Options(
-        block_size=options.block_size,
-        markov_candidates=options.markov_candidates,
-        acceptance=options.acceptance,
-        max_model_len=options.max_model_len,
-    )
+    how = decoder_options(options)
     progress = Progress(silent=options.json)
     models = load_models(options, progress)
-    target = Path(options.target).expanduser().name
+    target = expanded(options.target, "target").name
     fitted: list[Fitted] = []
     # Each once: else one could be fitted to and scored on.
     template = template_options(options)

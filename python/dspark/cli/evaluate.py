@@ -9,10 +9,11 @@ confidence head is scored on prompts that calibration.json was not fitted to.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from dspark.cli.calibrate import add_regime_options, add_work_options, regimes
-from dspark.cli.options import add_model_options, draft_of, load_models, template_options
+from dspark.cli.options import add_model_options, decoder_options, draft_of, load_models, template_options
 from dspark.cli.show import Progress, print_json, print_text, table
 from dspark.errors import ConfigError
 from dspark.files import check_writable, write_whole
@@ -25,14 +26,19 @@ SEED = 1_000_000_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `dspark evaluate`."""
+    from dspark.serve.options import POLICIES
+
     add_work_options(parser, tokens=256, samples=1, seed=SEED)
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="one page with tables and plots (needs dspark[plots])"
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="one page with tables and plots (needs matplotlib, the extra `plots`)",
     )
     parser.add_argument(
         "--policy",
         default="fixed",
-        choices=("fixed", "threshold", "throughput"),
+        choices=POLICIES,
         help="fixed verifies whole blocks, so that every position is seen and the confidence head scored; "
         "throughput is what decoders do unless told otherwise, and drafts only where it pays",
     )
@@ -53,7 +59,6 @@ def run(options: argparse.Namespace) -> int:
     from dspark.evaluate.report import NOTES, html, tables
     from dspark.evaluate.run import evaluate_pair
     from dspark.plots import require_matplotlib
-    from dspark.serve.options import Options
 
     if draft_of(options) is None:
         raise ConfigError("--no-draft leaves nothing to evaluate")
@@ -64,15 +69,7 @@ def run(options: argparse.Namespace) -> int:
     plan = Plan(tokens=options.tokens, samples=options.samples, seed=options.seed)
     params = regimes(options)
     sets = data_sets(options.prompts or [], options.target)
-    how = Options(
-        policy=options.policy,
-        confidence_threshold=options.confidence_threshold,
-        block_size=options.block_size,
-        markov_candidates=options.markov_candidates,
-        acceptance=options.acceptance,
-        max_model_len=options.max_model_len,
-        max_batch_size=1,
-    )
+    how = replace(decoder_options(options), max_batch_size=1)
     progress = Progress(silent=options.json)
     models = load_models(options, progress)
     found = evaluate_pair(models, sets, params, plan, how, progress, template_options(options))

@@ -59,7 +59,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
         "--draft", metavar="DIR", help="its draft (default: the one that belongs to a known target)"
     )
     pair.add_argument("--no-draft", action="store_true", help="the target alone, through the same path")
-    pair.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    pair.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     pair.add_argument(
         "--dtype", default="auto", help="auto (the checkpoint's), float32, float16, bfloat16 or float64"
     )

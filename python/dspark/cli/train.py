@@ -153,7 +153,7 @@ def _schedule(parser: argparse.ArgumentParser) -> None:
     add("--stop-after", type=float, metavar="HOURS", help="end so many hours from now, to be resumed")
     add("--seed", type=int, default=0, metavar="S")
     add("--accept-changes", action="store_true", help="resume with other settings or data")
-    add("--tensorboard", action="store_true", help="write scalars (pip install 'dspark[train]')")
+    add("--tensorboard", action="store_true", help="write scalars (needs tensorboard, the extra `train`)")
 
 
 def _machine(parser: argparse.ArgumentParser) -> None:

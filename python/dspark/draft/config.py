@@ -19,7 +19,7 @@ class DraftConfig:
     """One description for every packaging; read it with `dspark.draft.packaging.read_draft`.
 
     Attributes:
-        packaging: "flat", "nested", "speculators" or "dflash".
+        packaging: "flat", "nested", "speculators", "dflash" or "gemma4".
         architecture: the entry of `architectures`, or what it was recognised as.
         block_size: drafted inputs per block at serving time; gamma unless slot 0 is dropped.
         training_block_size: the widest block that the weights have seen.

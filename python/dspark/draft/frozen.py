@@ -45,7 +45,7 @@ class FrozenDraft:
         norm: RMSNorm,
         embeddings: nn.Embedding | None,
         head: nn.Linear | None,
-        fill: Callable[[str], None] = lambda prefix: None,
+        fill: Callable[[str], None],
     ) -> None:
         """The linears lose their weights here, one layer after the other; `fill` as in
         `DSparkDraftModel.freeze`."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dspark.checkpoint.load import ParameterReader, Progress, on_meta, resolve_dtype
+from dspark.checkpoint.untrained import warn_if_untrained
 from dspark.draft.build import build_draft
 from dspark.draft.config import DraftConfig
 from dspark.draft.model import DSparkDraftModel
@@ -57,7 +58,8 @@ def load_draft(
             f"{weights.where()}: the draft has no {'output head' if config.own_embeddings else 'embeddings'} "
             "of its own, and there is no target to take them from"
         )
-    stored_parameters(config, weights)  # refused before anything of these sizes is made
+    stored = stored_parameters(config, weights)  # refused before anything of these sizes is made
+    warn_if_untrained(weights, (tensor.name for tensor in stored.values()))
     with on_meta():
         model = build_draft(config)
     names = {name: stored_name(weights, name) for name, _ in model.named_parameters()}

@@ -62,7 +62,6 @@ class DSparkDraftModel(nn.Module):
             self.confidence_head = AcceptRatePredictor(config.hidden_size, rank)
         self._target: Target | None = None
         self._frozen: FrozenDraft | None = None
-        self._fill: Callable[[str], None] = lambda prefix: None
         self._rotary: RotaryTable | None = None
         self._kernel: AttentionKernel | None = None
 
@@ -158,19 +157,16 @@ class DSparkDraftModel(nn.Module):
         be read while it is frozen and is never in memory twice.
         """
         if self._frozen is None:
-            self._fill = fill
             fill("lm_head.")
             with torch.inference_mode():
-                self._frozen = self._frozen_parts(self.lm_head or self._converted_head())
+                self._frozen = self._frozen_parts(self.lm_head or self._converted_head(), fill)
             self.layers = nn.ModuleList()
             self.fc = self.hidden_norm = self.lm_head = None  # type: ignore[assignment]
         return self
 
-    def _frozen_parts(self, head: nn.Linear | None) -> FrozenDraft:
+    def _frozen_parts(self, head: nn.Linear | None, fill: Callable[[str], None]) -> FrozenDraft:
         layers = decoder_layers(self.layers)
-        return FrozenDraft(
-            self.fc, self.hidden_norm, layers, self.norm, self.embed_tokens, head, fill=self._fill
-        )
+        return FrozenDraft(self.fc, self.hidden_norm, layers, self.norm, self.embed_tokens, head, fill)
 
     def _converted_head(self) -> nn.Linear | None:
         """The target's tied head in the draft's dtype, where the two differ; of a reduced vocabulary the rows

@@ -1,4 +1,4 @@
-"""The tensors of a draft's checkpoint, by stored name and shape."""
+"""The parameters of a draft by name and shape, and where its checkpoint stores them."""
 
 from __future__ import annotations
 
@@ -14,39 +14,25 @@ from dspark.target.gemma4.parameters import gemma4_layer_shapes
 LAYERS = "layers."
 
 
-def draft_shapes(config: DraftConfig, weights: WeightFiles) -> dict[str, Shape]:
-    """Every tensor that the configuration asks for, under the name that the checkpoint gives it.
-
-    The bias of the confidence head is listed only if it is stored: without one it is zero.
-
-    Raises:
-        CheckpointError: a layer holds a tensor that the configuration has no place for.
-    """
-    return dict(_stored(config, weights).values())
-
-
 def stored_parameters(config: DraftConfig, weights: WeightFiles) -> dict[str, StoredTensor]:
     """Where each parameter is stored, by its published name; an absent bias of the confidence head is left
-    out.
+    out: it is zero.
 
     Raises:
         CheckpointError: a tensor is missing, or of another shape or dtype than it must be; or a layer holds
             one that the configuration has no place for.
     """
-    return {own: weights.check(name, shape) for own, (name, shape) in _stored(config, weights).items()}
-
-
-def _stored(config: DraftConfig, weights: WeightFiles) -> dict[str, tuple[str, Shape]]:
-    """Stored name and shape of each parameter, by its published name."""
-    found = {name: (stored_name(weights, name), shape) for name, shape in _parameters(config).items()}
-    if CONFIDENCE_BIAS in found and found[CONFIDENCE_BIAS][0] not in weights:
-        del found[CONFIDENCE_BIAS]
+    shapes = draft_shapes(config)
+    names = {own: stored_name(weights, own) for own in shapes}
+    if CONFIDENCE_BIAS in names and names[CONFIDENCE_BIAS] not in weights:
+        del names[CONFIDENCE_BIAS]
     layers, biases = config.num_hidden_layers, config.attention_bias
-    refuse_placeless(weights, {name for name, _ in found.values()}, LAYERS, layers=layers, biases=biases)
-    return found
+    refuse_placeless(weights, set(names.values()), LAYERS, layers=layers, biases=biases)
+    return {own: weights.check(name, shapes[own]) for own, name in names.items()}
 
 
-def _parameters(config: DraftConfig) -> dict[str, Shape]:
+def draft_shapes(config: DraftConfig) -> dict[str, Shape]:
+    """The parameters that the configuration asks for, by their published names."""
     hidden, vocab, rank = config.hidden_size, config.vocab_size, config.markov_rank
     drafted = config.draft_vocab_size
     shapes: dict[str, Shape] = {

@@ -1,4 +1,4 @@
-"""The plots of a report, over all answers, as SVG; needs the extra `dspark[plots]`."""
+"""The plots of a report, over all answers, as SVG; needs the extra `plots`."""
 
 from __future__ import annotations
 

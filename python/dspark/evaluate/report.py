@@ -110,7 +110,7 @@ def head_rows(head: Head) -> list[Row]:
 
 
 def html(evaluation: Evaluation) -> str:
-    """One page with everything in it; plots need the extra `dspark[plots]`."""
+    """One page with everything in it; plots need the extra `plots`."""
     from jinja2 import Environment
 
     from dspark.evaluate.plots import plots

@@ -13,7 +13,7 @@ from typing import Any
 
 from dspark import __version__
 from dspark.calibrate.prompts import render
-from dspark.calibrate.rollout import Plan, Progress, require_drafts
+from dspark.calibrate.rollout import Plan, require_drafts
 from dspark.calibrate.rounds import judged_rounds
 from dspark.calibrate.run import regime_of
 from dspark.checkpoint.calibration import Regime
@@ -23,6 +23,7 @@ from dspark.evaluate.answers import Answer
 from dspark.evaluate.head import Head, score_head
 from dspark.evaluate.ngram import lookup_rounds
 from dspark.evaluate.numbers import Measured, measure
+from dspark.progress import Progress
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.serve.models import Models

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspark.attention import CachedAttention
-from dspark.layers.decoder import DecoderLayer, SelfAttention
+from dspark.layers.decoder import DecoderLayer
 from dspark.layers.linear import FusedLinear
 from dspark.layers.norm import FrozenNorm, RMSNorm, accumulation_dtype, scaled_weight
 
@@ -152,7 +152,7 @@ class FrozenStack:
         """The layers' linears lose their weights one by one. `ready` is called with a layer's index and the
         start of parameter names before these are needed; norms are needed before."""
         shape = layers[0].shape
-        groups = [_query_key_groups(layer.self_attn, layer) for layer in layers]
+        groups = [_query_key_groups(layer) for layer in layers]
         like = layers[0].input_layernorm.weight
         self.rotation = HeadRotation(groups, like, shape.head_dim)
         self.layers: list[FrozenLayer] = []
@@ -178,10 +178,8 @@ class FrozenStack:
         return x
 
 
-def _query_key_groups(
-    attention: SelfAttention, layer: DecoderLayer
-) -> list[tuple[RMSNorm | None, float, int]]:
-    shape = layer.shape
+def _query_key_groups(layer: DecoderLayer) -> list[tuple[RMSNorm | None, float, int]]:
+    shape, attention = layer.shape, layer.self_attn
     return [
         (attention.q_norm, attention.scale, shape.num_attention_heads),
         (attention.k_norm, 1.0, shape.num_key_value_heads),

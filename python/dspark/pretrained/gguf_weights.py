@@ -6,12 +6,14 @@ import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dspark.errors import CheckpointError
+from dspark.layers.parameters import Shape, layer_shapes
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -41,7 +43,7 @@ _LAYER = {
 def require_gguf() -> None:
     """CheckpointError that says what to install, unless the `gguf` package is there."""
     if importlib.util.find_spec("gguf") is None:
-        raise CheckpointError("a GGUF file is read with the package gguf: pip install 'dspark[gguf]'")
+        raise CheckpointError("a GGUF file is read with the package gguf: pip install gguf")
 
 
 def open_gguf(path: Path) -> GGUFReader:
@@ -167,27 +169,17 @@ def _hugging_face_name(name: str) -> str:
     return _OUTER.get(name, name)
 
 
-def _expected_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    q_rows = config["num_attention_heads"] * config["head_dim"]
-    kv_rows = config["num_key_value_heads"] * config["head_dim"]
-    layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (q_rows, hidden),
-        "self_attn.k_proj": (kv_rows, hidden),
-        "self_attn.v_proj": (kv_rows, hidden),
-        "self_attn.o_proj": (hidden, q_rows),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    shapes: dict[str, tuple[int, ...]] = {
+def _expected_shapes(config: dict[str, Any]) -> dict[str, Shape]:
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    shapes: dict[str, Shape] = {
         "model.embed_tokens.weight": (vocab, hidden),
         "model.norm.weight": (hidden,),
     }
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
+    sizes = SimpleNamespace(**config)
     for index in range(config["num_hidden_layers"]):
-        shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+        shapes |= layer_shapes(
+            f"model.layers.{index}.", sizes, qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False
+        )
     return shapes

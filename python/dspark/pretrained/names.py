@@ -25,7 +25,7 @@ def resolve(name_or_path: str | PathLike[str], role: Role, progress: Progress = 
     """The directory of a model: an existing directory as it is, a known name, or a Hub id `owner/name`.
 
     Known targets are `tiny` (embedded) and `smollm2` (converted into the cache on first use), known drafts
-    `tiny-draft` (embedded) and `smollm2-draft` (in a source checkout). Hub ids need the extra `dspark[hub]`.
+    `tiny-draft` (embedded) and `smollm2-draft` (in a source checkout). Hub ids need the extra `hub`.
     A directory wins over a known name. CheckpointError where nothing can be found.
     """
     path = expanded(name_or_path, role)
@@ -74,7 +74,7 @@ def _from_hub(name: str, role: Role, progress: Progress) -> Path:
     except ImportError as error:
         raise CheckpointError(
             f"there is no directory {name!r}; {_known_sentence(role)}; "
-            "to fetch from the Hugging Face Hub: pip install 'dspark[hub]'"
+            "to fetch from the Hugging Face Hub: pip install huggingface_hub"
         ) from error
     progress(f"fetching {name} from the Hugging Face Hub, unless it is cached")
     try:

@@ -9,13 +9,13 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from dspark import _core
+from dspark.checkpoint.calibration import RULES
 from dspark.errors import ConfigError, shown
 from dspark.memory import available_bytes
 
 if TYPE_CHECKING:
     from dspark.serve.models import Models
 
-ACCEPTANCE = ("rejection", "block", "coupled")
 POLICIES = ("fixed", "threshold", "throughput")
 _WHOLE = (
     "block_size",
@@ -76,10 +76,8 @@ class Options:
             object.__setattr__(self, name, int(value))  # numpy's is none for JSON
         if (self.budget_lag or 0) > MOST_LAG:
             raise ConfigError(f"budget_lag is {self.budget_lag} rounds; expected at most {MOST_LAG}")
-        if self.acceptance not in ACCEPTANCE:
-            raise ConfigError(
-                f"acceptance must be one of {', '.join(ACCEPTANCE)}, not {shown(self.acceptance)}"
-            )
+        if self.acceptance not in RULES:
+            raise ConfigError(f"acceptance must be one of {', '.join(RULES)}, not {shown(self.acceptance)}")
         if self.policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, not {shown(self.policy)}")
         threshold = self.confidence_threshold

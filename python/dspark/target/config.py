@@ -9,6 +9,7 @@ from typing import TypedDict
 from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.rope import RopeConfig, read_rope
 from dspark.errors import CheckpointError
+from dspark.target.families import architecture_of, family_of
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 """What is supported, and the `model_type` that each one has."""
@@ -47,8 +48,10 @@ class TargetConfig:
         Raises:
             CheckpointError: another architecture, or values that this one does not support.
         """
-        architecture = _architecture(config)
-        family = ARCHITECTURES[architecture]
+        architecture = architecture_of(config, family_of(config))
+        family = ARCHITECTURES.get(architecture)
+        if family is None:
+            raise config.wrong("architectures", f"one of {', '.join(ARCHITECTURES)}", architecture)
         config.refuse_quantised()
         activation = config.text("hidden_act", "silu")
         if activation != "silu":
@@ -69,11 +72,11 @@ class TargetConfig:
             qk_norm=family == "qwen3",
             rope=read_rope(config),
             windows=(None,) * layers if family == "llama" else config.layer_windows(layers),
-            **head_sizes(config, QWEN3_HEAD_DIM if family == "qwen3" else None),
+            **attention_sizes(config, QWEN3_HEAD_DIM if family == "qwen3" else None),
         )
 
 
-class HeadSizes(TypedDict):
+class AttentionSizes(TypedDict):
     """The sizes that every attention layer of a model shares."""
 
     hidden_size: int
@@ -86,7 +89,7 @@ QWEN3_HEAD_DIM = 128
 """What a Qwen3 config without `head_dim` means."""
 
 
-def head_sizes(config: ConfigFile, head_dim: int | None = None) -> HeadSizes:
+def attention_sizes(config: ConfigFile, head_dim: int | None = None) -> AttentionSizes:
     """hidden_size, num_attention_heads, num_key_value_heads and head_dim, with the usual defaults,
     checked."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
@@ -111,18 +114,3 @@ def head_sizes(config: ConfigFile, head_dim: int | None = None) -> HeadSizes:
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
     }
-
-
-def _architecture(config: ConfigFile) -> str:
-    seen = config.architectures()
-    known = [name for name in seen if name in ARCHITECTURES]
-    model_type = config.raw("model_type")
-    if not seen and model_type in ARCHITECTURES.values():
-        known = [name for name, family in ARCHITECTURES.items() if family == model_type]
-        seen = known
-    if len(known) != 1 or len(seen) != 1:
-        found = ", ".join(seen) if seen else f"none, model_type {model_type!r}"
-        raise CheckpointError(
-            f"{config.path}: architectures is {found}; supported targets are {', '.join(ARCHITECTURES)}"
-        )
-    return known[0]

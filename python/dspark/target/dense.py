@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.describe import sizes
+from dspark.checkpoint.untrained import warn_if_untrained
 from dspark.checkpoint.weights import WeightFiles
 from dspark.target.config import TargetConfig
 from dspark.target.families import Description
@@ -38,6 +39,7 @@ def load_dense(
         model = TargetModel(config)
     names = {name: name for name in target_shapes(config, weights)}
     element = resolve_dtype(dtype, weights, names)
+    warn_if_untrained(weights, names)
     reader = ParameterReader(model, weights, names, torch.device(device), element, progress)
     reader.vectors()  # norms are needed first, embeddings tell device and dtype
     reader.fill("model.embed_tokens.")

@@ -132,7 +132,7 @@ def family_of(config: ConfigFile) -> Family:
     if not adapter_names.is_importable():
         raise CheckpointError(
             f"{unsupported(config)}; other causal models run through transformers, which is not installed: "
-            f"pip install '{adapter_names.EXTRA}'"
+            f"pip install '{adapter_names.REQUIREMENT}'"
         )
     return ADAPTER
 

@@ -62,16 +62,6 @@ class TargetModel(OwnTarget, nn.Module):
         self._kernel: AttentionKernel | None = None
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.embedding_weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The weights' dtype, and that of logits and taps."""
-        return self.embedding_weight.dtype
-
-    @property
     def embedding_weight(self) -> Tensor:
         """`[vocabulary, hidden]`; stays readable after `freeze`."""
         return self.model.embed_tokens.weight

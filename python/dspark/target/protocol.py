@@ -157,3 +157,18 @@ class OwnTarget:
     runs_through = OURS
     unforkable: str | None = None
     refuses_to_lend: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def embedding_weight(self) -> Tensor:
+        """`[vocabulary, hidden]`, as stored; where it is, each model knows."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' dtype, and that of logits and taps."""
+        return self.embedding_weight.dtype

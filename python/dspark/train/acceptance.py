@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dspark.train.batch import Anchors, Batch, sample_anchors
+from dspark.train.batch import Anchors, Batch, choose_anchors
 from dspark.train.data.conversations import Conversation
 from dspark.train.distances import TeacherLaw, distances
 from dspark.train.examples import collate, seeded
 from dspark.train.forward import BlockOutputs, TrainingPass
 from dspark.train.head import teacher_logits
-from dspark.train.teacher import Teacher
+from dspark.train.teacher import AT_ONCE, Teacher
 
 TEMPERATURES = 1.0, 0.7
 """What a run measures, beside temperature 0."""
@@ -50,17 +50,16 @@ class HeldOut:
         anchors: int,
         temperatures: Sequence[float],
         seed: int,
-        at_once: int = 4,
     ) -> None:
         """`anchors` per conversation, the same in every evaluation; `head`: see `LossPass`."""
         self.temperatures = tuple(temperatures)
         self._head = head
         self._held: list[_Held] = []
-        for start in range(0, len(conversations), at_once):
-            part = conversations[start : start + at_once]
+        for start in range(0, len(conversations), AT_ONCE):
+            part = conversations[start : start + AT_ONCE]
             batch = collate(part, teacher.states(part), head.device)
             generators = [seeded(seed, start + i) for i in range(len(part))]
-            chosen = sample_anchors(batch.answers, anchors, generators)
+            chosen = choose_anchors(batch.answers, anchors, generators)
             self._held.append(_held(batch, chosen, teacher, self.temperatures))
 
     def measure(self, training: TrainingPass, width: int, bf16: bool = False) -> dict[str, Any]:

@@ -71,25 +71,19 @@ def label_blocks(token_ids: Tensor, answers: Tensor, anchors: Anchors, width: in
     return Labels(sequence[:, None] * length + at[:, :-1], tokens[:, :-1], tokens[:, 1:], counted)
 
 
-def sample_anchors(answers: Tensor, count: int, generators: list[torch.Generator]) -> Anchors:
-    """`count` different anchors per sequence, uniformly: answer tokens whose next token is one too.
-
-    A sequence with fewer gives what it has. One generator for each sequence, so that the anchors do not
-    depend on the batch they come in.
-    """
-    return choose_anchors(answers, count, generators, None, 0.0)
-
-
 def choose_anchors(
     answers: Tensor,
     count: int,
     generators: list[torch.Generator],
-    failed: list[Tensor] | None,
-    share: float,
+    failed: list[Tensor] | None = None,
+    share: float = 0.0,
 ) -> Anchors:
-    """`sample_anchors`, but up to `share` of them are positions where a real verify pass failed.
+    """`count` different anchors per sequence, uniformly: answer tokens whose next token is one too. Up to
+    `share` of them are positions where a real verify pass failed.
 
-    After Draft-OPD: the anchors that decoding meets most after the draft was wrong are the hard ones.
+    A sequence with fewer gives what it has. One generator for each sequence, so that the anchors do not
+    depend on the batch they come in. After Draft-OPD: the anchors that decoding meets most after the draft
+    was wrong are the hard ones.
 
     Args:
         failed: of each sequence, positions `[F]` of tokens by which the target replaced a drafted one.

@@ -51,7 +51,7 @@ def check_first(
     if settings.muon:
         check_muon(sharded=settings.parallel == "fsdp" and processes > 1)
     if settings.tensorboard and find_spec("tensorboard") is None:
-        raise ConfigError("TensorBoard is not installed: pip install 'dspark[train]'")
+        raise ConfigError("TensorBoard is not installed: pip install tensorboard")
     sizes = read_target_config(target)
     if settings.start is None and settings.shape.mask_token_id is None and state is None:
         mask_token(tokenizer, ())

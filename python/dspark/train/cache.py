@@ -17,7 +17,7 @@ from dspark.files import sync, write_whole
 from dspark.train.data.conversations import Conversation, fingerprint
 from dspark.train.identity import differing, read_record
 from dspark.train.report import Say
-from dspark.train.teacher import States, Teacher
+from dspark.train.teacher import AT_ONCE, States, Teacher
 
 INDEX = "index.json"
 SHARDS = "states-*.safetensors"
@@ -59,10 +59,10 @@ def check_size(need: int, limit: int, directory: Path) -> None:
 
 
 def check_owner(directory: Path, whose: dict[str, Any]) -> None:
-    """Whether what a cache says of its states agrees with `whose`, which may be a part of it.
-
+    """
     Raises:
-        CheckpointError: the directory holds another teacher's, or does not say whose.
+        CheckpointError: the directory holds states of another teacher than `whose`, which may say a part of
+            what a cache does, or does not say whose they are.
     """
     said = directory / INDEX
     if not said.exists() and not any(directory.glob(SHARDS)):
@@ -113,16 +113,14 @@ class StateCache:
         """Those whose states are not there yet."""
         return [one for one in conversations if one.key() not in self._places]
 
-    def fill(
-        self, missing: Sequence[Conversation], teacher: Teacher, progress: Progress, at_once: int = 4
-    ) -> None:
+    def fill(self, missing: Sequence[Conversation], teacher: Teacher, progress: Progress) -> None:
         """Computes and stores what is missing, or one process's share of it."""
         total, done = sum(len(one.tokens) for one in missing), 0
         for first in range(0, len(missing), CONVERSATIONS_PER_SHARD):
             shard = missing[first : first + CONVERSATIONS_PER_SHARD]
             states: list[States] = []
-            for start in range(0, len(shard), at_once):
-                part = shard[start : start + at_once]
+            for start in range(0, len(shard), AT_ONCE):
+                part = shard[start : start + AT_ONCE]
                 states += teacher.states(part)
                 done += sum(len(one.tokens) for one in part)
                 progress(done, total)

@@ -68,9 +68,10 @@ def _copied_layers(config: DraftConfig, target: Path, layers: Sequence[int]) -> 
     weights = WeightFiles.open(target)
     norm = weights.check("model.norm.weight", (config.hidden_size,))
     found = {"norm.weight": read_tensor(norm).float()}
+    shapes = draft_shapes(config)
     for ours, theirs in enumerate(layers):
-        for name, shape in draft_shapes(config, weights).items():
-            prefix = f"layers.{ours}."
+        prefix = f"layers.{ours}."
+        for name, shape in shapes.items():
             stored = f"model.layers.{theirs}.{name.removeprefix(prefix)}"
             optional = name.endswith(("q_norm.weight", "k_norm.weight"))
             if name.startswith(prefix) and not (optional and stored not in weights):

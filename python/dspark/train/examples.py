@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -75,5 +76,4 @@ def noisy(batch: Batch, size: float, generators: Sequence[torch.Generator]) -> B
         return batch
     shape = batch.taps.shape[1:]
     noise = torch.stack([torch.rand(shape, generator=generator) - 0.5 for generator in generators])
-    taps = batch.taps + (noise * size).to(batch.taps)
-    return Batch(batch.token_ids, batch.answers, taps, batch.hidden, batch.normalisers)
+    return dataclasses.replace(batch, taps=batch.taps + (noise * size).to(batch.taps))

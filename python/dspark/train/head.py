@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dspark.checkpoint.load import read_tensor
-from dspark.draft.export.borrowed import EMBEDDINGS, HEAD, borrowed_tensors
+from dspark.draft.export.borrowed import borrowed_tensors
+from dspark.draft.packaging.common import EMBEDDINGS, HEAD
 from dspark.errors import ConfigError
 from dspark.target.protocol import Target
 

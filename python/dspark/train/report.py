@@ -67,5 +67,5 @@ def _board(directory: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ConfigError("TensorBoard is not installed: pip install 'dspark[train]'") from error
+        raise ConfigError("TensorBoard is not installed: pip install tensorboard") from error
     return SummaryWriter(directory, purge_step=step + 1)

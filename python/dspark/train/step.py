@@ -130,7 +130,7 @@ class Stepper:
                 (terms.loss(factors, weights[0], weights[1]) * world.size).backward()
             found.append(Terms(*(value.detach() for value in terms)))
             del batch  # before the next one's states come
-        tokens = sum(len(sequences[i].tokens) for i in range(len(sequences)))
+        tokens = sum(len(one.tokens) for one in sequences)
         return self._measure(found, weights, factors, tokens)
 
     def _lay(self, step: int, part: range, sequences: Sequence[Conversation]) -> _Laid:

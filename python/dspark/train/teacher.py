@@ -15,6 +15,9 @@ from dspark.train.data.conversations import Conversation
 ROWS_AT_ONCE = 128
 """Rows of logits over the whole vocabulary in memory at a time."""
 
+AT_ONCE = 4
+"""Conversations of a pass whose states are kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class States:

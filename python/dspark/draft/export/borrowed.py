@@ -7,9 +7,9 @@ from pathlib import Path
 from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.header import StoredTensor
 from dspark.checkpoint.weights import WeightFiles
+from dspark.draft.packaging.common import EMBEDDINGS, HEAD
 from dspark.errors import CheckpointError
 
-EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 OTHER_TOWERS = ("visual", "vision", "audio", "mtp")
 
 

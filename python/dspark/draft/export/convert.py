@@ -17,8 +17,9 @@ from dspark.checkpoint.weights import WeightFiles
 from dspark.checkpoint.write import NewTensor, copy_of, write_safetensors
 from dspark.draft.config import DraftConfig
 from dspark.draft.export import configs
-from dspark.draft.export.borrowed import EMBEDDINGS, HEAD, borrowed_tensors
+from dspark.draft.export.borrowed import borrowed_tensors
 from dspark.draft.packaging import read_draft_directory
+from dspark.draft.packaging.common import EMBEDDINGS, HEAD
 from dspark.draft.packaging.heads import CONFIDENCE_BIAS, CONFIDENCE_WEIGHT
 from dspark.draft.parameters import stored_parameters
 from dspark.draft.vocabulary import MASK, OFFSETS, read_target_ids

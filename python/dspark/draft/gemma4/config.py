@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dspark.draft.config import DraftConfig
-from dspark.target.gemma4.config import HeadSizes
+from dspark.target.gemma4.config import KindHeads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,6 @@ class Gemma4DraftConfig(DraftConfig):
     final_logit_softcapping: float | None
 
     @property
-    def heads(self) -> HeadSizes:
+    def heads(self) -> KindHeads:
         """Every layer has the heads of the target's full layers."""
-        return HeadSizes(self.head_dim, self.num_key_value_heads, self.shared_values)
+        return KindHeads(self.head_dim, self.num_key_value_heads, self.shared_values)

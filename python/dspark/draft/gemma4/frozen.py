@@ -29,7 +29,7 @@ class FrozenGemma4Draft(FrozenDraft):
         norm: RMSNorm,
         embeddings: nn.Embedding | None,
         head: nn.Linear | None,
-        fill: Callable[[str], None] = lambda prefix: None,
+        fill: Callable[[str], None],
     ) -> None:
         """`fill` as in `DSparkDraftModel.freeze`."""
         shape = layers[0].shape

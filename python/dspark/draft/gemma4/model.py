@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
@@ -58,11 +58,9 @@ class Gemma4DSparkModel(DSparkDraftModel):
         """Base logits `[rows, vocabulary]` of the backbone's output `[rows, hidden]`, soft-capped."""
         return soft_capped(super().project(hidden), self.config.final_logit_softcapping)
 
-    def _frozen_parts(self, head: nn.Linear | None) -> FrozenDraft:
+    def _frozen_parts(self, head: nn.Linear | None, fill: Callable[[str], None]) -> FrozenDraft:
         layers = gemma4_layers(self.layers)
-        return FrozenGemma4Draft(
-            self.fc, self.hidden_norm, layers, self.norm, self.embed_tokens, head, fill=self._fill
-        )
+        return FrozenGemma4Draft(self.fc, self.hidden_norm, layers, self.norm, self.embed_tokens, head, fill)
 
     def _attentions(self) -> Sequence[KeysValues]:
         return [layer.self_attn for layer in gemma4_layers(self.layers)]

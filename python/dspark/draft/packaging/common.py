@@ -13,7 +13,7 @@ from dspark.draft.packaging.switches import Switches
 from dspark.draft.packaging.visibility import read_visibility
 from dspark.draft.vocabulary import read_draft_vocab_size
 from dspark.errors import CheckpointError
-from dspark.target.config import QWEN3_HEAD_DIM, head_sizes
+from dspark.target.config import QWEN3_HEAD_DIM, attention_sizes
 
 EMBEDDINGS = "embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -41,7 +41,7 @@ def read_backbone(
     """
     switches = Switches(config)
     body = config if body is None else body
-    sizes = head_sizes(body, QWEN3_HEAD_DIM)
+    sizes = attention_sizes(body, QWEN3_HEAD_DIM)
     vocab_size, layers = body.integer("vocab_size"), body.integer("num_hidden_layers")
     sees = read_visibility(config, body, layers, window_rule)
     if body.flag("mlp_bias", False):

@@ -18,7 +18,6 @@ from dspark.draft.packaging.switches import Switches
 from dspark.errors import CheckpointError
 
 ARCHITECTURE = "Qwen3DSparkModel"
-DEFAULTS = HeadDefaults(markov_head_type=None, enable_confidence_head=None, confidence_head_with_markov=True)
 
 
 def recognise(config: ConfigFile, weights: WeightFiles) -> bool:
@@ -53,7 +52,7 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
         packaging="flat",
         architecture=ARCHITECTURE,
         taps=taps,
-        defaults=DEFAULTS,
+        defaults=HeadDefaults(),
         drop_anchor_slot=drops_anchor_slot(switches, False),
         window_rule=None,
     )

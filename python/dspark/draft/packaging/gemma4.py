@@ -21,7 +21,6 @@ from dspark.target.gemma4.config import read_heads_by_kind, read_softcap, refuse
 from dspark.target.gemma4.rotation import FULL, read_rotation
 
 ARCHITECTURE = "Gemma4DSparkModel"
-DEFAULTS = HeadDefaults(markov_head_type=None, enable_confidence_head=None, confidence_head_with_markov=True)
 SHARED_KEYS = (
     "vocab_size",
     "hidden_size",
@@ -72,7 +71,7 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
         packaging="gemma4",
         architecture=ARCHITECTURE,
         taps=taps,
-        defaults=DEFAULTS,
+        defaults=HeadDefaults(),
         drop_anchor_slot=drops_anchor_slot(switches, False),
         window_rule=None,
         body=ConfigFile(config.path, body),

@@ -23,9 +23,8 @@ CONFIDENCE_BIAS = "confidence_head.proj.bias"
 class HeadDefaults:
     """What a packaging means by a missing switch; None: the switch is required where it matters."""
 
-    markov_head_type: str | None
-    enable_confidence_head: bool | None
-    confidence_head_with_markov: bool
+    markov_head_type: str | None = None
+    confidence_head_with_markov: bool = True
 
 
 @dataclass(frozen=True)
@@ -108,8 +107,6 @@ def _confidence(
         raise CheckpointError(
             f"{path}: enable_confidence_head is missing, but {weights.where()} holds {name}"
         )
-    if enabled is None:
-        enabled = defaults.enable_confidence_head or False
     if not enabled:
         return False, False
     said = switches.flag("confidence_head_with_markov")

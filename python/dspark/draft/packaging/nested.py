@@ -25,9 +25,7 @@ from dspark.errors import CheckpointError
 
 # SpecForge's export for SGLang has the flat name, and keeps its `dflash_config`.
 ARCHITECTURES = (DSPARK_ARCHITECTURE, DFLASH_ARCHITECTURE, FLAT_ARCHITECTURE)
-DEFAULTS = HeadDefaults(
-    markov_head_type="vanilla", enable_confidence_head=False, confidence_head_with_markov=False
-)
+DEFAULTS = HeadDefaults(markov_head_type="vanilla", confidence_head_with_markov=False)
 
 
 def recognise(config: ConfigFile, weights: WeightFiles) -> bool:

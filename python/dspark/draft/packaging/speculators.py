@@ -26,7 +26,6 @@ ARCHITECTURES = {
     "DFlashSpeculator": "dflash",
     "DFlashDraftModel": "dflash",
 }
-DEFAULTS = HeadDefaults(markov_head_type=None, enable_confidence_head=None, confidence_head_with_markov=True)
 
 
 def is_speculators(config: ConfigFile) -> bool:
@@ -57,7 +56,7 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
         packaging="speculators",
         architecture=(config.architectures() or ["none"])[0],
         taps=taps,
-        defaults=DEFAULTS,
+        defaults=HeadDefaults(),
         drop_anchor_slot=drops_anchor_slot(switches, kind == "dflash"),
         window_rule="anchored, bidirectional"
         if config.flag("sliding_window_non_causal", False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspark.checkpoint.config_file import LARGEST, MOST_LAYERS, ConfigFile, positive_integer
+from dspark.checkpoint.config_file import LARGEST, MOST_LAYERS, ConfigFile, boolean, positive_integer, string
 
 BLOCKS = ("dflash_config", "dspark_config")
 PREFIX = "dspark_"
@@ -50,10 +50,10 @@ class Switches:
     def flag(self, *keys: str) -> bool | None:
         """`keys` are spellings of one switch."""
         places = [place for key in keys for place in self.places(key)]
-        return self.config.agreed(places, _flag, "true or false")
+        return self.config.agreed(places, boolean, "true or false")
 
     def text(self, key: str) -> str | None:
-        return self.config.agreed(self.places(key), _text, "a string")
+        return self.config.agreed(self.places(key), string, "a string")
 
     def number(self, key: str) -> float | None:
         return self.config.agreed(self.places(key), _number, "a number")
@@ -65,14 +65,6 @@ class Switches:
 def _count(value: Any) -> int | None:
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     return value if is_integer and 0 <= value <= LARGEST else None
-
-
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _number(value: Any) -> float | None:

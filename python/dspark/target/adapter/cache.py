@@ -15,19 +15,16 @@ class AdaptedCache:
     too (their mask applies the window), since a ring could not give back what rejected tokens overwrote.
     """
 
-    __slots__ = ("forks", "length", "pending", "states")
+    __slots__ = ("forks", "length", "pending", "position_bytes", "states")
 
-    def __init__(self, states: Any, forks: bool = True) -> None:
-        """`forks`: whether copies of `states` were found to be exact."""
+    def __init__(self, states: Any, *, forks: bool = True, position_bytes: int = 0) -> None:
+        """`forks`: whether copies of `states` were found to be exact. `position_bytes`: what one position was
+        found to take; 0 before that is known."""
         self.states = states
         self.forks = forks
+        self.position_bytes = position_bytes
         self.length = 0
         self.pending = 0
-
-    @property
-    def position_bytes(self) -> int:
-        """Not known before transformers has kept one."""
-        return 0
 
     @property
     def state_bytes(self) -> int:
@@ -45,7 +42,7 @@ class AdaptedCache:
         rows = min(length, self.length)
         if rows <= 0 or not self.forks:
             return None
-        forked = type(self)(states.copied(self.states, rows))
+        forked = type(self)(states.copied(self.states, rows), position_bytes=self.position_bytes)
         forked.length = rows
         forked._verify(rows)
         return forked

@@ -37,14 +37,15 @@ class TransformersTarget(nn.Module):
     def __init__(
         self, model: Any, config: AdaptedConfig, new_states: Callable[[], Any], version: str
     ) -> None:
-        """`new_states` makes an empty cache; `version` is that of transformers; the probe sets `head`, and
-        `unforkable` where copies of a cache are not exact."""
+        """`new_states` makes an empty cache; `version` is that of transformers; the probe sets `head`,
+        `position_bytes`, and `unforkable` where copies of a cache are not exact."""
         super().__init__()
         self.model = model
         self.config = config
         self.version = version
         self.head: LentHead | None = None
         self.unforkable: str | None = None
+        self.position_bytes = 0
         self._new_states = new_states
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in CACHE_ARGUMENTS if name in parameters), None)
@@ -110,7 +111,8 @@ class TransformersTarget(nn.Module):
 
     def new_cache(self) -> AdaptedCache:
         """An empty cache for one request."""
-        return AdaptedCache(self._new_states(), forks=self.unforkable is None)
+        forks = self.unforkable is None
+        return AdaptedCache(self._new_states(), forks=forks, position_bytes=self.position_bytes)
 
     def forward(
         self,

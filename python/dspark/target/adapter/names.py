@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from dspark.checkpoint.config_file import ConfigFile
 from dspark.errors import CheckpointError
 
-EXTRA = "dspark[transformers]"
+REQUIREMENT = "transformers>=5.0"
 
 
 def is_importable() -> bool:

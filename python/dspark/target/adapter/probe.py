@@ -64,6 +64,7 @@ def probe(target: TransformersTarget, text: Any) -> None:
         raise _cannot_run(target, torch.cat((a, b)), error) from error
     logits = output.logits[0]
     _check_cache(name, cache, 4)
+    target.position_bytes = states.held_bytes(cache.states) // 4
     _check_hidden_states(target, output)
     _check_logits(target, logits)
     _check_rollback(target, logits, a, b, c, d, x, y)

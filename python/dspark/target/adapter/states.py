@@ -30,6 +30,11 @@ def copied(states: Any, length: int) -> Any:
     return own
 
 
+def held_bytes(states: Any) -> int:
+    """Bytes of all keys and values."""
+    return sum(tensor.nbytes for _, pair in _pairs(states) for tensor in pair)
+
+
 def _replace(states: Any, change: Callable[[Tensor], Tensor]) -> None:
     """Puts `change(tensor)` in the place of the keys and the values of every layer."""
     for layer in states.layers:

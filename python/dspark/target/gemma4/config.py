@@ -28,7 +28,7 @@ PATTERN = 6
 
 
 @dataclass(frozen=True)
-class HeadSizes:
+class KindHeads:
     """Heads of the layers of one kind. `shared_values`: no v_proj, values come from the keys' product."""
 
     head_dim: int
@@ -55,7 +55,7 @@ class Gemma4Config:
     final_logit_softcapping: float | None
     sliding_window: int
     kinds: tuple[str, ...]
-    heads: Mapping[str, HeadSizes]
+    heads: Mapping[str, KindHeads]
     ropes: Mapping[str, RopeConfig]
     placeholders: Mapping[int, int]
     """A wrapped model's tokens that stand for images, sound and video: each embeds as another token does."""
@@ -139,12 +139,12 @@ def read_kinds(config: ConfigFile) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def read_heads_by_kind(config: ConfigFile, kinds: tuple[str, ...]) -> dict[str, HeadSizes]:
+def read_heads_by_kind(config: ConfigFile, kinds: tuple[str, ...]) -> dict[str, KindHeads]:
     """Head sizes of every kind that occurs: as published (`global_head_dim`, `num_global_key_value_heads`),
     or as transformers writes them since 5.24 (`per_layer_config`)."""
     shared = config.flag("attention_k_eq_v", False)
     overrides = _overrides(config)
-    sizes: dict[str, HeadSizes] = {}
+    sizes: dict[str, KindHeads] = {}
     for layer, kind in enumerate(kinds):
         if overrides is None:
             found = _published(config, kind, shared)
@@ -170,7 +170,7 @@ def read_softcap(config: ConfigFile) -> float | None:
     return cap
 
 
-def _published(config: ConfigFile, kind: str, shared: bool) -> HeadSizes:
+def _published(config: ConfigFile, kind: str, shared: bool) -> KindHeads:
     kv_heads = config.integer("num_key_value_heads")
     if kind == SLIDING:
         return _checked(config, config.integer("head_dim"), kv_heads, False)
@@ -190,7 +190,7 @@ def _overrides(config: ConfigFile) -> dict[int, Any] | None:
     return {int(key): own for key, own in found.items()}
 
 
-def _per_layer(config: ConfigFile, overrides: dict[int, Any], layer: int, shared: bool) -> HeadSizes:
+def _per_layer(config: ConfigFile, overrides: dict[int, Any], layer: int, shared: bool) -> KindHeads:
     own = overrides.get(layer, {})
     if not isinstance(own, dict) or set(own) - {"head_dim", "num_key_value_heads"}:
         raise config.wrong(f"per_layer_config.{layer}", "head_dim and num_key_value_heads", own)
@@ -203,7 +203,7 @@ def _per_layer(config: ConfigFile, overrides: dict[int, Any], layer: int, shared
     return _checked(config, size("head_dim"), size("num_key_value_heads"), shared)
 
 
-def _checked(config: ConfigFile, head_dim: int, kv_heads: int, shared: bool) -> HeadSizes:
+def _checked(config: ConfigFile, head_dim: int, kv_heads: int, shared: bool) -> KindHeads:
     heads = config.integer("num_attention_heads")
     if heads % kv_heads:
         raise CheckpointError(
@@ -211,10 +211,10 @@ def _checked(config: ConfigFile, head_dim: int, kv_heads: int, shared: bool) -> 
         )
     if head_dim % 2:
         raise CheckpointError(f"{config.path}: head size {head_dim} is odd; rotary embedding needs pairs")
-    return HeadSizes(head_dim, kv_heads, shared)
+    return KindHeads(head_dim, kv_heads, shared)
 
 
-def _check_both_spellings(config: ConfigFile, found: HeadSizes) -> None:
+def _check_both_spellings(config: ConfigFile, found: KindHeads) -> None:
     for key, value in (
         ("global_head_dim", found.head_dim),
         ("num_global_key_value_heads", found.num_key_value_heads),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark.checkpoint.config_file import ConfigFile
+from dspark.checkpoint.untrained import warn_if_untrained
 from dspark.checkpoint.weights import WeightFiles
 from dspark.target.families import Description, architecture_of, family_of
 from dspark.target.gemma4.config import Gemma4Config
@@ -43,6 +44,7 @@ def load_gemma4(
     with on_meta():
         model = Gemma4TargetModel(config)
     element = resolve_dtype(dtype, weights, names)
+    warn_if_untrained(weights, names.values())
     load_parameters(model, weights, names, torch.device(device), element, progress)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight

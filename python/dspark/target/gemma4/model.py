@@ -59,16 +59,6 @@ class Gemma4TargetModel(OwnTarget, nn.Module):
         self._kernel: AttentionKernel | None = None
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.embedding_weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The weights' dtype, and that of logits and taps."""
-        return self.embedding_weight.dtype
-
-    @property
     def embedding_weight(self) -> Tensor:
         """`[vocabulary, hidden]` as stored, without the factor of `embed`; stays readable after `freeze`."""
         return self.model.embed_tokens.weight

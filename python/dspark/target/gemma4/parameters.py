@@ -10,13 +10,13 @@ from dspark.checkpoint.placeless import refuse_placeless
 from dspark.checkpoint.weights import WeightFiles
 from dspark.errors import CheckpointError
 from dspark.layers.parameters import Shape
-from dspark.target.gemma4.config import Gemma4Config, HeadSizes
+from dspark.target.gemma4.config import Gemma4Config, KindHeads
 
 HEAD = "lm_head.weight"
 OTHER_SENSES = re.compile(r"model\.(embed_)?(vision|audio)\w*\.")
 
 
-class LayerSizes(Protocol):
+class Gemma4LayerSizes(Protocol):
     """What both a target's and a draft's config have."""
 
     @property
@@ -29,7 +29,7 @@ class LayerSizes(Protocol):
     def attention_bias(self) -> bool: ...
 
 
-def gemma4_layer_shapes(prefix: str, sizes: LayerSizes, heads: HeadSizes) -> dict[str, Shape]:
+def gemma4_layer_shapes(prefix: str, sizes: Gemma4LayerSizes, heads: KindHeads) -> dict[str, Shape]:
     """The tensors of one layer, their names starting with `prefix`."""
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
     queries = sizes.num_attention_heads * heads.head_dim

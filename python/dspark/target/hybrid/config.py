@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dspark.checkpoint.config_file import MOST_LAYERS, ConfigFile
+from dspark.checkpoint.config_file import MOST_LAYERS, ConfigFile, boolean
 from dspark.checkpoint.rope import RopeConfig, read_rope
 from dspark.errors import CheckpointError
-from dspark.target.config import head_sizes
+from dspark.target.config import attention_sizes
+from dspark.target.families import architecture_of, family_of
 
 LINEAR, FULL = "linear_attention", "full_attention"
 DEFAULT_HEAD_DIM = 256
@@ -96,13 +97,11 @@ class HybridConfig:
         Raises:
             CheckpointError: another architecture, or values that this one does not support.
         """
-        from dspark.target.families import architecture_of, family_of
-
         architecture = architecture_of(config, family_of(config))
         text = config.inside("text_config") or config
         for part in (config, text):
             _refuse_unsupported(part)
-        heads = head_sizes(text, DEFAULT_HEAD_DIM)
+        heads = attention_sizes(text, DEFAULT_HEAD_DIM)
         layers = text.integer("num_hidden_layers")
         rope, rotary_dim = _rotation(text, heads["head_dim"])
         return cls(
@@ -137,8 +136,7 @@ def _tied(config: ConfigFile, text: ConfigFile) -> bool:
     if text is not config:
         key = "tie_word_embeddings"
         places.append((f"{text.prefix}{key}", text.raw(key)))
-    found = config.agreed(places, lambda value: value if isinstance(value, bool) else None, "true or false")
-    return bool(found)
+    return bool(config.agreed(places, boolean, "true or false"))
 
 
 def _linear_layers(config: ConfigFile, layers: int) -> tuple[bool, ...]:

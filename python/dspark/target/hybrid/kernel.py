@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dspark.target.hybrid.cache import HybridCache
 
 
-class KernelPass:
+class DeltaKernelPass:
     """Requests with few rows each, or none. What a commit needs is kept for every layer: the convolution's
     inputs, unit keys, log decays and updates of the rows."""
 

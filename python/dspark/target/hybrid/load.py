@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dspark.checkpoint.load import load_parameters, on_meta, resolve_dtype
+from dspark.checkpoint.untrained import warn_if_untrained
 from dspark.checkpoint.weights import WeightFiles
 from dspark.layers.norm import accumulation_dtype
 from dspark.target.hybrid.config import HybridConfig
@@ -33,6 +34,7 @@ def load_hybrid(
     names = stored_names(config, weights)
     for name, shape in hybrid_shapes(config).items():
         weights.check(names[name], shape)
+    warn_if_untrained(weights, names.values())
     with on_meta():
         model, decays = HybridWeights(config), HybridDecays(config)
     place, element = torch.device(device), resolve_dtype(dtype, weights, names)

@@ -42,16 +42,6 @@ class HybridTarget(OwnTarget):
         )
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self._embedding.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The weights' dtype, and that of logits and taps."""
-        return self._embedding.dtype
-
-    @property
     def embedding_weight(self) -> Tensor:
         """`[vocabulary, hidden]`."""
         return self._embedding

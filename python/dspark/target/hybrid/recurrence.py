@@ -17,7 +17,7 @@ from dspark.errors import KernelError
 from dspark.kernels import Choice, prepare
 from dspark.target.hybrid.cache import HybridCache
 from dspark.target.hybrid.config import DeltaSizes
-from dspark.target.hybrid.kernel import KernelPass
+from dspark.target.hybrid.kernel import DeltaKernelPass
 from dspark.target.hybrid.mixer import DeltaWeights
 from dspark.target.hybrid.segments import DeltaPass
 
@@ -62,7 +62,7 @@ class KernelRecurrence:
         """See `Recurrence.begin`."""
         if max(count for _, count in segments) > self._kernel.MOST_ROWS:
             return DeltaPass(segments, self._sizes)
-        return KernelPass(self._kernel, segments, self._sizes, self._dtype)
+        return DeltaKernelPass(self._kernel, segments, self._sizes, self._dtype)
 
 
 def recurrence(choice: Choice, sizes: DeltaSizes, dtype: torch.dtype) -> Recurrence:

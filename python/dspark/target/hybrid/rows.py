@@ -56,7 +56,7 @@ class Rows(ABC):
         """Outputs `[B, key heads, groups, N, value_dim]`; keeps what a commit needs."""
 
     def layer(self, index: int, mixed: Tensor, weights: DeltaWeights) -> Tensor:
-        """See `DeltaPass.layer`."""
+        """See `LayersOfPass.layer`."""
         sizes, (batch, count) = self._sizes, self._shape
         packed = mixed if self._pack is None else mixed.index_select(0, self._pack)
         packed = packed.view(batch, count, -1)

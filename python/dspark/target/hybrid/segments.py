@@ -28,7 +28,7 @@ class DeltaPass:
         self._rows = [sum(n for _, n in part) for part in parts]
 
     def layer(self, index: int, mixed: Tensor, weights: DeltaWeights) -> Tensor:
-        """mixed `[rows, channels + values + 2 value heads]` of linear layer `index`, to `[rows, values]`."""
+        """See `LayersOfPass.layer`."""
         if len(self._groups) == 1:
             return self._groups[0].layer(index, mixed, weights)
         pieces = torch.split(mixed, self._rows)

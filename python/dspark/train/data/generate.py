@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dspark.audit.prompts import read_turns
 from dspark.decoder import DSparkDecoder
 from dspark.errors import CapacityError, ConfigError, QueueFullError
+from dspark.prompts import read_turns
 from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.text import Tokenizer
