@@ -224,7 +224,7 @@ def test_logprobs_are_the_targets(decoders: Decoders) -> None:
 def test_logprobs_of_every_kind_of_token_are_the_target_s(decoders: Decoders, acceptance: str) -> None:
     """Accepted, corrected and bonus tokens: against a pass over the whole text."""
     decoder = decoders(acceptance=acceptance, dtype="float64")
-    params = SamplingParams(max_tokens=120, temperature=0.9, top_k=50, seed=3, logprobs=2, ignore_eos=True)
+    params = SamplingParams(max_tokens=160, temperature=0.7, top_k=50, seed=4, logprobs=2, ignore_eos=True)
     result = decoder.generate(PROMPT, params)
     assert result.speculation == "on" and result.logprobs is not None
     kinds = {"accepted" if r.accepted else "none accepted" for r in result.rounds}
@@ -234,7 +234,7 @@ def test_logprobs_of_every_kind_of_token_are_the_target_s(decoders: Decoders, ac
     ids = torch.tensor(prompt + list(result.token_ids[:-1]))
     with torch.inference_mode():
         logits, _ = target(ids, [(target.new_cache(), len(ids))])
-    rows = logits[len(prompt) - 1 :] / 0.9
+    rows = logits[len(prompt) - 1 :] / 0.7
     rows = rows.masked_fill(rows < rows.topk(50).values[:, -1:], float("-inf")).log_softmax(-1)
     for token, row, found in zip(result.token_ids, rows, result.logprobs, strict=True):
         assert token in found
