@@ -64,8 +64,9 @@ class TrainingPass(nn.Module):
         context_rotation = table.span(0, length).repeat(1, count, 1)
         taps = batch.taps.reshape(count * length, -1).to(draft.dtype)
         context = draft.hidden_norm(draft.fc(taps))
-        kind = self.attention or kind_for(ids.device, self.draft.config.head_dim)
-        attention = block_attention(anchors, length, width, kind)
+        if self.attention is None:  # once: on a GPU it looks for a compiler
+            self.attention = kind_for(ids.device, draft.config.head_dim)
+        attention = block_attention(anchors, length, width, self.attention)
         x = draft.embed(ids.flatten())
         for layer in decoder_layers(draft.layers):
             x = layer(x, rotation, self._attend(layer, context, context_rotation, attention, count))
