@@ -9,6 +9,7 @@
 #   STEPS   length of the whole run: the rate stays at its peak, and falls to nothing over the last COOLDOWN of
 #           them. Before that, EXTRA=--accept-changes takes another length
 #   PROMPTS how many prompts the target makes up and answers itself
+#   DTYPE   bfloat16 (default), or float32 where the CPU has no bfloat16 instructions
 #   THREADS, PROCESSES  more than one thread, or several processes (torchrun) that share hidden states and steps
 #
 # Costs in seconds of one core with AVX512-BF16: 1.4 a step (four conversations of 96 blocks of 5, three layers,
@@ -22,12 +23,16 @@ PYTHON=${PYTHON:-python}
 RUN=${RUN:-$HOME/.cache/dspark/training/smollm2}
 STEPS=${STEPS:-16300}
 PROMPTS=${PROMPTS:-21952}
+DTYPE=${DTYPE:-bfloat16}
 read -r -a files <<<"${DATA:-}"
+
+autocast=()
+[ "$DTYPE" != bfloat16 ] || autocast=(--bf16)
 
 mkdir -p "$RUN"
 common=(
-  --target smollm2 --output "$RUN" ${files[@]:+--data "${files[@]}"}
-  --max-length 384 --dtype bfloat16 --bf16 --threads "${THREADS:-1}" --seed 1
+  --target smollm2 --output "$RUN" ${files[@]:+--data "${files[@]}"} ${autocast[@]:+"${autocast[@]}"}
+  --max-length 384 --dtype "$DTYPE" --threads "${THREADS:-1}" --seed 1
 )
 if [ "$PROMPTS" -gt 0 ]; then
   common+=(

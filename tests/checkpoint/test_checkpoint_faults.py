@@ -20,8 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dspark.checkpoint import inspect_checkpoint
+from dspark.devices import warn_if_slow
 from dspark.draft import load_draft
 from dspark.errors import CheckpointError
+from dspark.pretrained import resolve
 from dspark.target import load_target
 from model_zoo import HIDDEN, draft_tensors, flat_config, nested_config, write_checkpoint, write_target
 from packaging_zoo import reduced, speculators_config
@@ -224,3 +226,23 @@ def test_making_a_draft_imports_no_compiler() -> None:
         "assert not [name for name in new if name.startswith(('sympy', 'torch._refs', 'torch._inductor'))]\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_dtype_that_this_cpu_multiplies_slowly_is_said(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def supported(answer: bool) -> None:
+        for name in ("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"):
+            monkeypatch.setattr(torch.ops.mkldnn, name, lambda: answer, raising=False)
+
+    tiny = resolve("tiny", "target")
+    supported(True)
+    warn_if_slow(str(tiny), dtype, torch.device("cpu"))
+    supported(False)
+    warn_if_slow(str(tiny), dtype, torch.device("cuda"))
+    load_target(tiny, dtype=torch.float32)
+    assert not caplog.messages
+    load_target(tiny, dtype=dtype)
+    name = str(dtype).removeprefix("torch.")
+    assert caplog.messages == [f"{tiny}: this CPU multiplies {name} slowly: float32 is several times as fast"]

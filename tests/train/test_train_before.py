@@ -110,6 +110,16 @@ def test_a_draft_of_another_target_is_refused_before_generation(
             check_first(settings, TARGET, None, 1, None)
 
 
+def test_autocast_that_this_cpu_does_slowly_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    check_first(asked(tmp_path), TARGET, TOKENIZER, 1, None)
+    assert not caplog.messages
+    check_first(asked(tmp_path, bf16=True), TARGET, TOKENIZER, 1, None)
+    assert caplog.messages == ["bf16: this CPU multiplies bfloat16 slowly: float32 is several times as fast"]
+
+
 @pytest.mark.usefixtures("never")
 @pytest.mark.parametrize(
     "whose",

@@ -25,6 +25,7 @@ from dspark.train.distances import ROWS_AT_ONCE, TeacherLaw, distances
 from dspark.train.examples import Order, noisy, seeded
 from dspark.train.head import embeddings_and_head, teacher_logits
 from dspark.train.losses import Objective, reaching_weights, scaled, slot_weights
+from dspark.train.muon import Float32Muon, muon_of
 from dspark.train.optimiser import Optimiser, Rate
 from dspark.train.shape import Shape, default_taps, draft_config
 from dspark.train.teacher import Teacher
@@ -191,6 +192,30 @@ def test_muon_takes_the_backbone_s_matrices_alone() -> None:
         p.grad = torch.randn(p.shape)
     optimiser.step(0.1, 1.0)
     assert all(not torch.equal(p, torch.ones_like(p)) for p in parameters.values())
+
+
+@pytest.mark.parametrize("shape", [(64, 256), (256, 64), (96, 96)])
+def test_muon_in_float32_steps_as_torch_s_in_bfloat16(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    start = torch.randn(shape) * 0.02
+    moved = []
+    for kind in (torch.optim.Muon, Float32Muon):
+        torch.manual_seed(1)
+        weight, idle = torch.nn.Parameter(start.clone()), parameter(2, 2)
+        optimiser = kind([weight, idle], lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        for _ in range(5):
+            weight.grad = torch.randn(shape)
+            optimiser.step()
+        assert list(optimiser.state) == [weight]
+        assert torch.equal(idle, torch.ones(2, 2))
+        moved.append(weight.detach() - start)
+    assert (moved[0] - moved[1]).norm() < 0.02 * moved[0].norm()  # bfloat16's rounding: measured 0.009
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_muon_runs_in_bfloat16_where_that_is_faster(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dspark.train.muon.has_fast_products", lambda *_: fast)
+    assert type(muon_of([parameter(2, 3)], 0.0)) is (torch.optim.Muon if fast else Float32Muon)
 
 
 def test_taps_spread_as_the_published_ones() -> None:

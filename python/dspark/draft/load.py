@@ -13,6 +13,7 @@ from torch import nn
 
 from dspark.checkpoint.load import ParameterReader, Progress, on_meta, resolve_dtype
 from dspark.checkpoint.untrained import warn_if_untrained
+from dspark.devices import has_fast_products
 from dspark.draft.build import build_draft
 from dspark.draft.config import DraftConfig
 from dspark.draft.model import DSparkDraftModel
@@ -102,21 +103,9 @@ def _place_vocabulary(model: DSparkDraftModel, reader: ParameterReader, tokens: 
 
 
 def _auto_dtype(stored: torch.dtype, target: Target | None, device: torch.device) -> torch.dtype:
-    if target is None or (stored.itemsize < target.dtype.itemsize and _multiplies(stored, device)):
+    if target is None or (stored.itemsize < target.dtype.itemsize and has_fast_products(stored, device)):
         return stored
     return target.dtype
-
-
-def _multiplies(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether products in a 16-bit dtype are faster here than in f32."""
-    if device.type != "cpu":
-        return True
-    return dtype == torch.bfloat16 and _cpu_has_bfloat16()
-
-
-def _cpu_has_bfloat16() -> bool:
-    check = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # private: absent means no
-    return bool(check is not None and check())
 
 
 def widened(config: DraftConfig, block_size: int) -> DraftConfig:

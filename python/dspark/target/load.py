@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dspark.checkpoint.config_file import ConfigFile
+from dspark.devices import warn_if_slow
 from dspark.target.families import family_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def load_target(
 
     Args:
         path: directory with config.json and safetensors weights, single or sharded.
-        dtype: "auto" keeps the checkpoint's.
+        dtype: "auto" keeps the checkpoint's, and says so where a CPU multiplies it slowly.
         progress: called with bytes read so far and in all.
 
     Raises:
@@ -36,6 +37,7 @@ def load_target(
     directory = Path(path)
     family = family_of(ConfigFile.read(directory / "config.json"))
     target: Target = family.load(directory, device=device, dtype=dtype, progress=progress)
+    warn_if_slow(str(directory), target.dtype, target.device)
     return target
 
 

@@ -7,7 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dspark.devices import parse_dtype
+import torch
+
+from dspark.devices import parse_device, parse_dtype, warn_if_slow
 from dspark.draft.config import DraftConfig
 from dspark.draft.export.borrowed import borrowed_tensors
 from dspark.errors import ConfigError
@@ -21,7 +23,7 @@ from dspark.train.data.generate import read_prompts, user_tags
 from dspark.train.data.read import read_conversations
 from dspark.train.gather import SELF_MADE, directories, marks_of, read_openers
 from dspark.train.identity import difference, identity, named
-from dspark.train.optimiser import check_muon
+from dspark.train.muon import check_muon
 from dspark.train.save import check_packaging, packaging_of
 from dspark.train.settings import Settings
 from dspark.train.shape import draft_config, mask_token
@@ -50,6 +52,8 @@ def check_first(
         )
     if settings.muon:
         check_muon(sharded=settings.parallel == "fsdp" and processes > 1)
+    if settings.bf16:
+        warn_if_slow("bf16", torch.bfloat16, parse_device(settings.device))
     if settings.tensorboard and find_spec("tensorboard") is None:
         raise ConfigError("TensorBoard is not installed: pip install tensorboard")
     sizes = read_target_config(target)

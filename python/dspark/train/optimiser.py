@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dspark.errors import ConfigError
+from dspark.train.muon import muon_of
 
 HEADS = ("markov_head.markov_w1.", "markov_head.markov_w2.", "confidence_head.")
 """Never under Muon: W1 and W2 are tables over the vocabulary, of which a step touches few rows (the public
@@ -102,21 +103,3 @@ class Optimiser:
 
 OWN = ("weight_decay", "fused")
 """What a group has from this run's settings, and a saved one from its own; the rate comes with each step."""
-
-
-def check_muon(sharded: bool) -> None:
-    """
-    Raises:
-        ConfigError: matrices are sharded.
-    """
-    if sharded:
-        raise ConfigError("Muon needs whole matrices: use data parallelism, or AdamW with FSDP")
-
-
-def muon_of(matrices: list[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
-    """torch's Muon; errors as of `check_muon`."""
-    check_muon(sharded=any(type(matrix.data) is not torch.Tensor for matrix in matrices))
-    made: torch.optim.Optimizer = torch.optim.Muon(
-        matrices, lr=0.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
-    return made
