@@ -9,14 +9,15 @@ POST /chat      {"messages": [...], "tools": null, "params": {...}}, for targets
 GET  /stats     what `DSparkDecoder.state`, `.stats` and `.info` say
 GET  /health    200, or 503 while it shuts down and when the engine has failed
 
-Texts come as events, one for each piece, with `text` and `token_ids`; the last one adds `finish_reason`,
-`stop_reason`, `usage`, `speculation`, and `logprobs` where they were asked for. A request that fails on the
-way ends with an event named "error".
-Where none has come for `PING` seconds, as in the queue, a comment is sent: proxies cut off who is silent.
-400: the request is wrong, `detail` says how; 413: its body is larger than `--max-body`. 503: the queue is
-full or the service shuts down, and with "Retry-After" it is worth trying again.
-A client that leaves cancels its request. SIGTERM and Ctrl-C let what runs or waits finish for `--grace` s;
-connections that are still open `--linger` s after that, of clients that neither send nor read, are cut off.
+Text is sent as events, one per piece, with `text` and `token_ids`; the last one adds `finish_reason`,
+`stop_reason`, `usage`, `speculation`, and `logprobs` if requested. A request that fails midway ends with an
+event named "error". If there was no event for `PING` seconds, as in the queue, a comment is sent, because
+proxies close silent connections.
+400: the request is invalid, `detail` says why. 413: its body is larger than `--max-body`. 503: the queue is
+full or the service is shutting down; with "Retry-After" it is worth trying again.
+A client that disconnects cancels its request. SIGTERM and Ctrl-C give running and waiting requests `--grace`
+s to finish; connections still open `--linger` s after that, because their client neither sends nor reads,
+are cut off.
 """
 
 import argparse

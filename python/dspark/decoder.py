@@ -31,10 +31,10 @@ Message = Mapping[str, Any]
 
 
 class DSparkDecoder:
-    """Generates text from a target model, speculatively where there is a draft, with the target's own law.
+    """Generates text from a target model, speculatively if there is a draft, with the target's distribution.
 
-    Make one with `from_pretrained`. It holds one engine on a thread of its own; every method may be
-    called from any thread. Use it as a context manager or call `close`.
+    Create one with `from_pretrained`. It runs one engine on its own thread; every method may be called from
+    any thread. Use it as a context manager, or call `close`.
     """
 
     def __init__(self, load: Callable[[], Models], options: Options) -> None:
@@ -87,31 +87,31 @@ class DSparkDecoder:
         Args:
             device: "auto", "cpu", "cuda" or "cuda:1".
             dtype: "auto" (the checkpoint's), "float32", "float16", "bfloat16" or "float64".
-            policy: "throughput" drafts and verifies what raises the expected tokens per second, "fixed"
-                verifies all that was drafted, "threshold" stops before the first confidence below
-                `confidence_threshold`.
-            cost_table: what "throughput" plans by. Without one, and with a draft, passes are timed at the
-                start: about two dozen, a second where they are fast. The times are kept on disk.
-            budget_lag: where text hangs on what is drawn (rules "rejection" and "block" above temperature 0)
-                "throughput" may not look ahead: it walks through this round's drafts while they pay (the
-                paper's Algorithm 1). With a lag it verifies as many tokens as would have been best for the
-                confidences of so many rounds ago (its section 5.2).
-            calibration: of the confidence head, one for every request or the path of a file that
-                `dspark calibrate` wrote. Without one, "throughput" takes the draft's own `calibration.json`
-                if there is one; the other policies take the head's own confidences.
-            block_size: tokens to draft per round at most.
+            policy: "throughput" drafts and verifies only what raises the expected tokens per second, "fixed"
+                verifies every drafted token, "threshold" stops before the first token with a confidence
+                below `confidence_threshold`.
+            cost_table: what passes cost, for "throughput". Without one, and with a draft, about two dozen
+                passes are timed at the start (a second where they are fast). The times are kept on disk.
+            budget_lag: where the drawn tokens affect the text (rules "rejection" and "block" above
+                temperature 0), "throughput" may not look ahead: it walks through this round's drafts while
+                they pay (the paper's Algorithm 1). With a lag of N, it verifies as many tokens as would have
+                been best for the confidences of N rounds ago (the paper's section 5.2).
+            calibration: of the confidence head: one for every request, or the path of a file that
+                `dspark calibrate` wrote. Without one, "throughput" uses the `calibration.json` next to the
+                draft, if there is one; the other policies use the head's own confidences.
+            block_size: the most tokens to draft per round.
             markov_candidates: restricts each step of the Markov chain to that many candidates.
             acceptance: "rejection", "block" or "coupled".
-            max_batch_size: requests that run at once.
+            max_batch_size: the most requests that run at once; more wait in the queue.
             max_model_len: the context window, in tokens.
-            max_kv_tokens: positions in the caches of running requests and kept prefixes. A request is refused
-                only if it would not fit by itself; under pressure the youngest gives up its caches meanwhile.
-                By default 131,072, or two windows if that is more, cut to what a quarter of the free memory
-                holds (half of a GPU's), but never below one window; `info()` has the number and
-                `kv_bytes_per_token`.
-            prefill_chunk_size: prompt tokens that one pass runs before the others go on.
-            max_queue_size: requests that may wait for a place; one more raises `QueueFullError` at once.
-            progress: called with bytes read so far and in all, for each model.
+            max_kv_tokens: the most positions in the caches of running requests and kept prefixes. A request
+                is refused only if it would not fit by itself; under pressure the youngest one gives up its
+                caches for a while. The default is 131,072 or two windows, whichever is more, reduced to what
+                fits in a quarter of the free memory (half on a GPU), but never below one window; `info()`
+                has the number and `kv_bytes_per_token`.
+            prefill_chunk_size: prompt tokens to process before the other requests go on.
+            max_queue_size: requests that may wait; one more raises `QueueFullError` at once.
+            progress: called for each model with the bytes read so far and in total.
 
         Raises `CheckpointError` for a model that cannot be loaded and `ConfigError` for options that
         contradict each other or the models.
@@ -150,8 +150,8 @@ class DSparkDecoder:
     @property
     def state(self) -> Literal["running", "closed", "failed", "forked"]:
         """ "running" while requests are served, "closed" once `close` was called; "failed" if the engine has
-        ended by itself: that is a bug, the traceback is on standard error, and only a new decoder helps;
-        "forked" in a process that was forked off after the decoder was made: threads do not come along."""
+        ended by itself, which is a bug: the traceback is on standard error, and only a new decoder helps;
+        "forked" in a process forked after the decoder was made, because threads do not survive a fork."""
         return self._engine.state
 
     # A list of ints is one tokenised prompt; a list of anything else is a list of prompts.
@@ -174,17 +174,18 @@ class DSparkDecoder:
     ) -> Any:
         """Generates from one prompt (text or token ids) or from a list of them, as one ragged batch.
 
-        One prompt gives one result, a list a list of results in its order; with `n` > 1 each prompt gives
-        a list of n results (which the types above leave out: they depend on a value). `params` may be a list,
-        one for each prompt.
+        One prompt gives one result, a list of prompts a list of results in the same order. With `n` > 1 each
+        prompt gives a list of n results (the types above do not show this: it depends on a value). `params`
+        may be a list, with one entry for each prompt.
 
-        Alone, a bad prompt or a failure raises: `RequestError`, `CapacityError`, `NumericsError`, or another
-        `DSparkError` where the models or a pass of them failed. In a list it becomes a result with
-        finish_reason "error" and `.error`, and the others go on. Ctrl-C cancels the call's requests.
+        With a single prompt, a bad prompt or a failure raises `RequestError`, `CapacityError`,
+        `NumericsError`, or another `DSparkError` if a pass of the models failed. In a list, it becomes a
+        result with finish_reason "error" and `.error`, and the others go on. Ctrl-C cancels the call's
+        requests.
 
-        Where the queue is full, `QueueFullError` is raised at once. Prompts of a list, and samples, that find
-        it full while others of the call run or wait are submitted as those end: a list may be longer than the
-        queue. A `timeout` counts from the call.
+        If the queue is full, `QueueFullError` is raised at once. But while other prompts or samples of the
+        same call run or wait, the rest is submitted as those end, so a list may be longer than the queue. A
+        `timeout` counts from the call.
         """
         called = time.monotonic()
         prompts = arguments.as_list(prompts)
@@ -203,9 +204,9 @@ class DSparkDecoder:
     ) -> GenerationResult:
         """Generates the answer to a conversation: `[{"role": "user", "content": "..."}, ...]`.
 
-        The target's chat template renders it, with `tools` and the template's own options
-        (`enable_thinking=False`). Raises `RequestError` without a template or if it refuses the messages, and
-        what `generate` raises for a prompt alone. With `n` > 1 the answer is a list, as there.
+        The target's chat template renders the messages, with `tools` and the template's own keywords, such
+        as `enable_thinking=False`. Raises `RequestError` if there is no template or it refuses the messages,
+        and whatever `generate` raises for a single prompt. With `n` > 1, this is a list as well.
         """
         called = time.monotonic()
         prompt = self.render_chat(messages, tools=tools, **template_options)
@@ -234,7 +235,7 @@ class DSparkDecoder:
     def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncPieceStream:
         """`stream` on the running asyncio event loop: `async for piece in decoder.astream(...)`.
 
-        The request starts with the call, which raises at once what can be said at once. Closing (`aclose`)
+        The request starts with the call, which raises at once if the request is refused. Closing (`aclose`)
         or dropping the iterator cancels the request, and so does cancelling the task that waits for a piece.
         """
         called = time.monotonic()
@@ -255,17 +256,17 @@ class DSparkDecoder:
         }
 
     def stats(self) -> dict[str, Any]:
-        """What the engine does now and what it has done since its start; cheap enough for every second.
+        """What the engine is doing now and has done since its start; cheap enough to call every second.
 
-        Requests now: `queued` (those wait, also the ones that gave up their caches for others), `running`
-        (of these `prefilling`: the prompt is not through). Both 0: nothing is left to do.
+        Requests now: `queued` (waiting, including those that gave up their caches for others), `running`
+        (of these `prefilling`: the prompt is not done yet). Both 0: nothing is left to do.
         Requests so far: `finished` (however they ended), `refused` (no room in the queue, or too large for
-        the cache; each attempt of a list that waits counts), `preemptions` (one gave up its caches).
+        the cache; each attempt of a waiting list counts), `preemptions` (a request gave up its caches).
         Pages of 16 positions: `pages` with `total`, `used`, and of these `kept` (prefixes of finished
-        requests, given up when somebody needs the room).
-        Tokens: `tokens` generated, `drafted`, `verified` by the target, `accepted`, `bad_draft_rows`
-        (nothing could be drawn from them: a NaN, or no candidate left); `reused_tokens` of
-        prompts, taken from caches; `close_decisions` of a GPU's kernels, which hung on rounding.
+        requests, dropped when their room is needed).
+        Tokens: `tokens` generated, `drafted`, `verified` by the target, `accepted`; `bad_draft_rows`
+        (no token could be drawn from them: a NaN, or no candidate left); `reused_tokens` of prompts, copied
+        from caches; `close_decisions` of a GPU's kernels that rounding could have changed.
         Rounds: `rounds` (a batch of three counts three), `passes` of the target over a batch, prefills apart,
         `skipped_slower` and `skipped_failing` (rounds without a draft: it would have cost more than it gave,
         or the request's blocks kept failing), `skipped_broken` (rounds without a draft because the draft had

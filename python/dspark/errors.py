@@ -2,8 +2,8 @@
 
 
 class DSparkError(Exception):
-    """Base class of every error that dspark raises on purpose, and the class of those that have no other, as
-    where a pass of the models failed."""
+    """Base class of every error that dspark raises on purpose. Raised itself where no subclass fits, such as
+    when a pass of the models failed."""
 
     def to_json(self) -> dict[str, str]:
         """The object that the command line prints under `error`."""

@@ -82,8 +82,8 @@ class GenerationResult:
     """The outcome of one request."""
 
     text: str
-    """The generated text, empty if the target has no tokenizer. It is what the generated ids decode to by
-    themselves: with tokenizers that mark where words begin (Metaspace, Strip) a first space is missing."""
+    """The generated text, empty if the target has no tokenizer. It is decoded from the generated ids alone:
+    with tokenizers that mark where words begin (Metaspace, Strip) a leading space is missing."""
     token_ids: tuple[int, ...]
     """The generated tokens, a stopping token included."""
     prompt_token_ids: tuple[int, ...]
@@ -95,8 +95,8 @@ class GenerationResult:
     rounds: tuple[Round, ...] = field(repr=False)
     timing: Timing = field(repr=False)
     logprobs: tuple[dict[int, float], ...] | None = field(default=None, repr=False)
-    """For each token: its log probability and those of the most likely alternatives, by token id; of the law
-    that it was drawn from (`SamplingParams.logprobs`)."""
+    """For each token: its log probability and those of the most likely alternatives, by token id, under the
+    distribution that it was drawn from (`SamplingParams.logprobs`)."""
     error: DSparkError | None = None
     """What failed, if the finish reason is "error"."""
     bad_draft_rows: int = 0
@@ -104,12 +104,12 @@ class GenerationResult:
     sample: int = 0
     """Which of the prompt's `n` samples it is."""
     speculation: str = "on"
-    """"on", with the rounds that went without a draft and why (the policy's reasons, or that the draft
-    failed), or "off" and why nothing was drafted."""
+    """Starts with "on", followed by how many rounds went without a draft and why (the policy's reasons, or
+    that the draft failed), or with "off" and why nothing was drafted."""
     reused_tokens: int = 0
-    """Prompt tokens whose place in the caches was copied from another request's."""
+    """Prompt tokens whose cache rows were copied from another request's instead of computed."""
     preemptions: int = 0
-    """How often its caches were given up for other requests and made again; costs time, not tokens."""
+    """How often its caches were given up to other requests and computed again; costs time, not tokens."""
 
     @property
     def acceptance_length(self) -> float | None:

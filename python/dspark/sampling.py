@@ -15,7 +15,7 @@ from dspark.errors import RequestError, shown
 class SamplingParams:
     """Sampling parameters of one request; names and meaning as in vLLM.
 
-    What is left at `None` comes from the target's `generation_config.json`, else it is neutral
+    Parameters left at `None` come from the target's `generation_config.json`, else they have no effect
     (temperature 1, no truncation, no penalty). The transforms run in this order: min_tokens mask,
     logit_bias, repetition, frequency and presence penalties, temperature, top_k, top_p, min_p. This is
     the order of transformers; vLLM applies min_p before top_k.
@@ -56,9 +56,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     logprobs: int | None = None
-    """Report this many alternatives per token beside the token itself (0: the token alone): log probabilities
-    after bias, penalties, temperature and truncation (vLLM's "processed_logprobs"), at temperature 0 after
-    bias and penalties. What truncation left out is not listed, so there may be fewer."""
+    """Report this many alternatives per token in addition to the token itself (0: the token alone). Log
+    probabilities are taken after bias, penalties, temperature and truncation (vLLM's "processed_logprobs"),
+    at temperature 0 after bias and penalties. Tokens cut by truncation are not listed, so there may be
+    fewer."""
     n: int = 1
     """Samples per prompt."""
     speculative: bool = True

@@ -1,9 +1,9 @@
 """Tests whether a pair is lossless on this machine, and says how strong the test is.
 
-At temperature 0 every token is compared with a plain forward pass over the whole text before it, without
-cache and without rounds. Above it, the tokens are tested against the distributions of such passes. Exit
-codes: 0 pass, 1 fail, 3 inconclusive (nothing drafted, nothing accepted, or too few tokens to test), 2 an
-error.
+At temperature 0, every token is compared with a plain forward pass over the whole text before it, without
+a cache and without rounds. At higher temperatures, the tokens are tested against the distributions of such
+passes. Exit codes: 0 pass, 1 fail, 2 error, 3 inconclusive (nothing drafted, nothing accepted, or too few
+tokens to test).
 """
 
 from __future__ import annotations

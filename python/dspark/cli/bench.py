@@ -1,10 +1,10 @@
 """Measures tokens per second of a pair: plain decoding and each policy, taking turns on one engine.
 
-Speeds are those of decoding, prefills apart, with as many requests at any time as the batch says: where one
-ends the next begins. A cell whose "throughput" is slower than the better of plain and "fixed" beyond chance
-(which three turns at least can tell), or by more than 5 % in the median, is marked. Nothing else should run
-meanwhile. The target is smollm2 where it has been fetched and its draft is there (in a checkout), else tiny,
-unless --target names another.
+Speeds are those of decoding, without prefill, with a constant number of requests: when one ends, the next
+begins. A cell is marked if "throughput" is slower there than the better of plain and "fixed", by more than
+chance (which takes at least three turns to tell) or by more than 5 % in the median. Nothing else should run
+on the machine meanwhile. The default target is smollm2 if it has been fetched and its draft is there (in a
+checkout), else tiny.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.5,
         metavar="C",
-        help="of the policy threshold. One engine runs all policies, with the draft's calibration.json if it "
-        "fits: the cut is at calibrated confidences here, at the head's own in a decoder of that policy",
+        help="for policy threshold. One engine runs all policies, with the draft's calibration.json if it "
+        "fits: here the policy cuts at calibrated confidences, in a decoder at the head's own",
     )
     parser.set_defaults(target=None)
 

@@ -1,10 +1,10 @@
 """Fits the confidence head of a draft to what is really accepted, and writes calibration.json.
 
-The pair answers prompts with whole blocks verified. On half of the prompts one temperature per position is
-fitted (sequential temperature scaling), a quarter chooses which of them stay, on the last quarter the
-confidences are scored before and after. A calibration belongs to an acceptance rule, a way of sampling and a
-number of Markov candidates: the file holds an entry for each, with digests of the prompts that it was fitted
-to and chosen by, and what is there stays. The policy "throughput" heeds the file beside the draft.
+The pair answers prompts with whole blocks verified. Half of the prompts are used to fit one temperature per
+position (sequential temperature scaling), a quarter to choose which of these to keep, and the last quarter
+to score the confidences before and after. A calibration belongs to one acceptance rule, way of sampling and
+number of Markov candidates: the file holds an entry for each, with digests of the prompts that were used to
+fit and choose; other entries in the file stay. The policy "throughput" uses the file next to the draft.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measures a draft on prompts: acceptance, speed and confidences, with baselines in the same run.
 
-Each prompt is answered with the draft and by the target alone, one after the other; beside them run the same
-draft without its Markov head and an n-gram lookup drafter, whose acceptance is worked out on the target's own
-text. Intervals are by bootstrap over prompts. Answers that loop are counted apart: they flatter drafters. The
-confidence head is scored on prompts that calibration.json was not fitted to.
+Each prompt is answered with the draft and with the target alone, one after the other. The baselines are the
+same draft without its Markov head, and an n-gram lookup drafter whose acceptance is computed on the target's
+own text. Intervals are by bootstrap over prompts. Answers that loop are counted separately, because they
+flatter drafters. The confidence head is scored on prompts that calibration.json was not fitted to.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         default="fixed",
         choices=POLICIES,
-        help="fixed verifies whole blocks, so that every position is seen and the confidence head scored; "
-        "throughput is what decoders do unless told otherwise, and drafts only where it pays",
+        help="fixed verifies whole blocks, so that every position is seen and the confidence head is scored; "
+        "throughput is what decoders do by default, and drafts only where it pays",
     )
     parser.add_argument(
         "--confidence-threshold",
         type=float,
         metavar="C",
-        help="policy threshold: draft up to the first below C",
+        help="for policy threshold: stop drafting before the first confidence below C",
     )
     add_model_options(parser)
     add_regime_options(parser)

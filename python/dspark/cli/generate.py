@@ -25,16 +25,16 @@ HELP = "generate text from a prompt"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `dspark generate`."""
     parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="the text to go on from; - reads standard input"
+        "prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads standard input"
     )
     parser.add_argument(
-        "--token-ids", type=token_ids, metavar="1,2,3", help="a tokenised prompt in place of PROMPT"
+        "--token-ids", type=token_ids, metavar="1,2,3", help="a tokenised prompt instead of PROMPT"
     )
     parser.add_argument(
-        "--chat", action="store_true", help="PROMPT is a user's message: apply the chat template"
+        "--chat", action="store_true", help="treat PROMPT as a user message: apply the chat template"
     )
     add_template_options(parser)
-    parser.add_argument("--n", type=int, metavar="N", help="samples; with --json more than one makes a list")
+    parser.add_argument("--n", type=int, metavar="N", help="samples; with --json, more than one are a list")
     add_pair_options(parser)
     add_sampling_options(parser)
 

@@ -42,7 +42,7 @@ def add_pair_options(parser: argparse.ArgumentParser) -> None:
         "--confidence-threshold",
         type=float,
         metavar="C",
-        help="policy threshold: draft up to the first confidence below C; 0 never cuts",
+        help="for policy threshold: stop drafting before the first confidence below C; 0 never stops",
     )
 
 
@@ -53,12 +53,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
         "--target",
         default="tiny",
         metavar="DIR",
-        help="the model whose text it is: a directory or a known name",
+        help="the model to decode with: a directory, a built-in name or a Hub id",
     )
     pair.add_argument(
-        "--draft", metavar="DIR", help="its draft (default: the one that belongs to a known target)"
+        "--draft", metavar="DIR", help="its draft (default: the one that goes with a built-in target)"
     )
-    pair.add_argument("--no-draft", action="store_true", help="the target alone, through the same path")
+    pair.add_argument("--no-draft", action="store_true", help="use the target alone, on the same engine")
     pair.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     pair.add_argument(
         "--dtype", default="auto", help="auto (the checkpoint's), float32, float16, bfloat16 or float64"
@@ -132,8 +132,8 @@ def add_template_options(parser: argparse._ActionsContainer) -> None:
         type=_template_option,
         action="append",
         metavar="NAME=VALUE",
-        help="a keyword of the target's chat template, as enable_thinking=false: VALUE is JSON, else a text; "
-        "may be repeated; those that the template does not read have no effect",
+        help="pass a keyword to the target's chat template, such as enable_thinking=false; VALUE is read as "
+        "JSON, else as a string; may be repeated; keywords that the template does not read have no effect",
     )
 
 
@@ -177,18 +177,18 @@ def require_template(decoder: DSparkDecoder) -> None:
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """How tokens are drawn and where a request ends."""
     group = parser.add_argument_group(
-        "sampling", "What is not given comes from the target's generation_config.json, else it is neutral."
+        "sampling", "Defaults come from the target's generation_config.json, else they have no effect."
     )
     for flag, kind, meaning in (
-        ("--max-tokens", int, "tokens to generate at most (default: up to the context window)"),
-        ("--min-tokens", int, "nothing ends the text before this many tokens"),
+        ("--max-tokens", int, "maximum number of tokens to generate (default: up to the context window)"),
+        ("--min-tokens", int, "generate at least this many tokens"),
         ("--temperature", float, "0 is greedy"),
-        ("--top-k", int, "keep the K likeliest tokens"),
-        ("--top-p", float, "keep the likeliest tokens up to this mass"),
-        ("--min-p", float, "keep tokens with this share of the largest probability"),
-        ("--repetition-penalty", float, "for tokens of prompt and output"),
-        ("--presence-penalty", float, "for tokens of the output"),
-        ("--frequency-penalty", float, "for tokens of the output, each time"),
+        ("--top-k", int, "keep the K most likely tokens"),
+        ("--top-p", float, "keep the most likely tokens up to this total probability"),
+        ("--min-p", float, "keep tokens with at least this share of the largest probability"),
+        ("--repetition-penalty", float, "for tokens that are in the prompt or the output"),
+        ("--presence-penalty", float, "for tokens that are in the output"),
+        ("--frequency-penalty", float, "for each time that a token is in the output"),
         ("--seed", int, "64 bits (default: a fresh one)"),
         ("--logprobs", int, "report this many alternatives per token (in --json)"),
     ):

@@ -1,7 +1,7 @@
-"""Measures what the passes of a pair cost on this machine, and keeps it for the policy "throughput".
+"""Measures what the passes of a pair cost on this machine, and stores it for the policy "throughput".
 
-A decoder does the same in a hurry when it starts and finds nothing kept. Run this on an idle machine; it
-shows what an earlier run of it found unless --refresh is given.
+A decoder measures the same, less thoroughly, when it starts and finds nothing stored. Run this on an idle
+machine. Without --refresh it shows what an earlier run measured.
 """
 
 from __future__ import annotations

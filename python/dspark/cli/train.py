@@ -4,8 +4,7 @@
   dspark train --target smollm2 --prompts prompts.jsonl --output run
   torchrun --nproc-per-node 8 -m dspark.cli train ...
 
-The draft is in OUTPUT/draft whenever a checkpoint has been written. The same command goes on where an
-interrupted one stopped.
+Every checkpoint writes the draft to OUTPUT/draft. Run the same command again to continue an interrupted run.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", required=True, metavar="DIR", help="a directory or a known name")
     parser.add_argument("--output", required=True, metavar="DIR", help="the run's directory")
     parser.add_argument(
-        "--start", metavar="DIR", help="go on from this draft's weights (made for the same target)"
+        "--start", metavar="DIR", help="start from this draft's weights (made for the same target)"
     )
     parser.add_argument(
-        "--check", action="store_true", help="run the gates on OUTPUT/draft (or --start) and train nothing"
+        "--check", action="store_true", help="test OUTPUT/draft (or --start) before a long run; train nothing"
     )
     parser.add_argument(
-        "--generate-only", action="store_true", help="check all settings, make conversations, train nothing"
+        "--generate-only", action="store_true", help="check all settings, generate data, and stop"
     )
     _data(parser)
     _shape(parser)
@@ -48,24 +47,24 @@ def _data(parser: argparse.ArgumentParser) -> None:
     add(
         "--prompts",
         metavar="FILE",
-        help="JSON lines with a prompt or turns (these need a chat template) to answer",
+        help="for the target to answer: JSON lines with a prompt, or with turns (needs a chat template)",
     )
     add("--samples", type=int, metavar="N", help="answers to each prompt of --prompts (default: 1)")
-    add("--self-prompts", type=int, default=0, metavar="N", help="prompts that the target makes up")
-    add("--openers", metavar="FILE", help="lines with which made-up prompts start")
-    add("--generate-with", metavar="DRAFT", help="generate with this draft and note where it failed")
+    add("--self-prompts", type=int, default=0, metavar="N", help="number of prompts that the target makes up")
+    add("--openers", metavar="FILE", help="beginnings for the made-up prompts, one per line")
+    add("--generate-with", metavar="DRAFT", help="generate with this draft and record where it failed")
     add(
         "--temperature",
         type=float,
         nargs="+",
         default=[0.7],
         metavar="T",
-        help="of answers, or lowest and highest",
+        help="temperature of answers, or the lowest and the highest",
     )
-    add("--top-p", type=float, metavar="P", help="of answers")
-    add("--top-k", type=int, metavar="K", help="of answers")
+    add("--top-p", type=float, metavar="P", help="top-p of answers")
+    add("--top-k", type=int, metavar="K", help="top-k of answers")
     add_template_options(group)
-    add("--max-tokens", type=int, default=256, metavar="N", help="of an answer")
+    add("--max-tokens", type=int, default=256, metavar="N", help="maximum tokens of an answer")
     add("--batch-size", type=int, default=32, metavar="N", help="answers generated at once")
     add(
         "--max-length",
@@ -93,7 +92,7 @@ def _shape(parser: argparse.ArgumentParser) -> None:
     )
     add = group.add_argument
     add("--layers", type=int, metavar="N", help="draft layers (5)")
-    add("--start-layers", type=int, nargs="+", metavar="L", help="copies of the target's")
+    add("--start-layers", type=int, nargs="+", metavar="L", help="start as copies of these target layers")
     add("--taps", type=int, nargs="+", metavar="L", help="target layers to read (-1: embeddings)")
     add("--block-size", type=int, metavar="N", help="tokens drafted per block (7)")
     add("--training-block-size", type=int, metavar="N", help="block width in training (default: block size)")
@@ -108,7 +107,7 @@ def _shape(parser: argparse.ArgumentParser) -> None:
     add("--head-dim", type=int, metavar="N")
     add("--packaging", metavar="FORM", help="flat, nested or speculators")
     add("--save-dtype", default="bfloat16", help="bfloat16, float16 or float32")
-    add("--lean", action="store_true", help="no rows of the head (not with flat): dspark takes the target's")
+    add("--lean", action="store_true", help="do not store the head (not with flat): dspark uses the target's")
 
 
 def _objective(parser: argparse.ArgumentParser) -> None:
@@ -117,10 +116,10 @@ def _objective(parser: argparse.ArgumentParser) -> None:
     add("--ce", type=float, default=0.1, metavar="A", help="factor of the cross-entropy")
     add("--tv", type=float, default=0.9, metavar="A", help="factor of the L1 distance")
     add("--confidence", type=float, metavar="A", help="factor of the confidence loss (default: 1)")
-    add("--decay", type=float, default=4.0, metavar="G", help="slot k weighs exp(-k / G); 0: all alike")
-    add("--dpace", action="store_true", help="weigh slots by the chance of reaching them instead")
-    add("--early-ce", type=float, metavar="A", help="factor of the cross-entropy in the first part")
-    add("--early-share", type=float, metavar="SHARE", help="of the steps: the first part (default: 0.25)")
+    add("--decay", type=float, default=4.0, metavar="G", help="weight of slot k is exp(-k / G); 0: all equal")
+    add("--dpace", action="store_true", help="weight slots by the chance of reaching them instead")
+    add("--early-ce", type=float, metavar="A", help="factor of the cross-entropy in the first steps")
+    add("--early-share", type=float, metavar="SHARE", help="share of steps with --early-ce (default: 0.25)")
     add("--detach-confidence", action="store_true", help="keep the confidence loss out of the backbone")
     add("--anchors", type=int, default=512, metavar="N", help="blocks per sequence")
     add(
@@ -128,7 +127,7 @@ def _objective(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="of them where verify passes failed",
+        help="share of the blocks put where verify passes failed",
     )
     add("--context-noise", type=float, default=0.0, metavar="S", help="uniform noise on the taps")
 
@@ -140,17 +139,17 @@ def _schedule(parser: argparse.ArgumentParser) -> None:
     add("--sequences", type=int, default=4, metavar="N", help="sequences per step, over all processes")
     add("--micro-batch", type=int, default=4, metavar="N", help="sequences at a time; more accumulate")
     add("--learning-rate", type=float, default=6e-4, metavar="R", help="peak; cosine to 0")
-    add("--warmup", type=float, default=0.04, metavar="SHARE", help="of the steps")
-    add("--cooldown", type=float, metavar="SHARE", help="of the steps: the peak until then, no cosine")
+    add("--warmup", type=float, default=0.04, metavar="SHARE", help="share of the steps")
+    add("--cooldown", type=float, metavar="SHARE", help="last share of the steps; peak until then, no cosine")
     add("--weight-decay", type=float, default=0.0, metavar="W")
-    add("--clip", type=float, default=1.0, metavar="N", help="norm of the gradient at most; 0: off")
+    add("--clip", type=float, default=1.0, metavar="N", help="maximum norm of the gradient; 0: off")
     add("--muon", action="store_true", help="Muon for the backbone's matrices")
-    add("--muon-factor", type=float, metavar="F", help="its rate over AdamW's (default: 1)")
-    add("--evaluate-every", type=int, default=500, metavar="N", help="steps")
-    add("--report-every", type=int, default=20, metavar="N", help="steps")
-    add("--held-out-sequences", type=int, default=32, metavar="N", help="to evaluate on; 0: none")
-    add("--checkpoint-minutes", type=float, default=10.0, metavar="M", help="between checkpoints")
-    add("--stop-after", type=float, metavar="HOURS", help="end so many hours from now, to be resumed")
+    add("--muon-factor", type=float, metavar="F", help="Muon's rate relative to AdamW's (default: 1)")
+    add("--evaluate-every", type=int, default=500, metavar="N", help="steps between evaluations")
+    add("--report-every", type=int, default=20, metavar="N", help="steps between reports")
+    add("--held-out-sequences", type=int, default=32, metavar="N", help="number to evaluate on; 0: none")
+    add("--checkpoint-minutes", type=float, default=10.0, metavar="M", help="minutes between checkpoints")
+    add("--stop-after", type=float, metavar="HOURS", help="stop after this many hours; run again to resume")
     add("--seed", type=int, default=0, metavar="S")
     add("--accept-changes", action="store_true", help="resume with other settings or data")
     add("--tensorboard", action="store_true", help="write scalars (needs tensorboard, the extra `train`)")
@@ -160,11 +159,11 @@ def _machine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machine")
     add = group.add_argument
     add("--device", default="auto", help="auto, cpu or cuda")
-    add("--dtype", default="auto", help="of the target")
+    add("--dtype", default="auto", help="dtype of the target")
     add("--bf16", action="store_true", help="autocast the draft to bfloat16")
-    add("--attention", metavar="KIND", help="products, sdpa or flex")
+    add("--attention", metavar="KIND", help="how the training pass attends: products, sdpa or flex")
     add("--parallel", default="ddp", help="under torchrun: ddp or fsdp")
-    add("--threads", type=int, metavar="N", help="torch's threads")
+    add("--threads", type=int, metavar="N", help="number of torch threads")
 
 
 def run(options: argparse.Namespace) -> int:
