@@ -44,7 +44,6 @@ demo: $(EXTENSION)
 	@$(BIN)/python -m dspark.cli.demo --model $(MODEL)
 
 test: lint
-	cargo test --quiet --locked
 	cargo test --quiet --locked --features mutants,cuda
 	$(BIN)/python -m pytest $(SPREAD)
 
@@ -58,8 +57,8 @@ lint: $(EXTENSION) $(STAMPS)/extra-test
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest dspark._core
-	cargo clippy --quiet --locked --all-targets --features python -- -D warnings
-	cargo clippy --quiet --locked --all-targets --features mutants -- -D warnings
+	cargo clippy --quiet --locked --lib --features python -- -D warnings
+	cargo clippy --quiet --locked --all-targets --features mutants,cuda -- -D warnings
 
 format: $(STAMPS)/extra-test
 	cargo fmt
