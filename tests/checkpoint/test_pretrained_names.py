@@ -78,8 +78,8 @@ def test_a_hub_id_without_the_extra_says_what_to_install(monkeypatch: pytest.Mon
 def test_a_hub_id_is_fetched_without_code_or_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
+    def snapshot_download(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns, ignore_patterns))
         if name == "owner/missing":
             raise RuntimeError("404\nmore lines")
         return str(tmp_path)
@@ -87,7 +87,8 @@ def test_a_hub_id_is_fetched_without_code_or_pickles(tmp_path: Path, monkeypatch
     hub = types.SimpleNamespace(snapshot_download=snapshot_download)
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     assert resolve("owner/name", "target", quiet) == tmp_path
-    assert asked == [("owner/name", ["*.json", "*.safetensors", "*.jinja"])]
+    wanted, twice = ["*.json", "*.safetensors", "*.jinja", "mask_embedding.pt"], ["*/*", "consolidated*"]
+    assert asked == [("owner/name", wanted, twice)]
     with pytest.raises(CheckpointError, match=r"owner/missing.*did not give it: 404$"):
         resolve("owner/missing", "draft", quiet)
 

@@ -273,7 +273,7 @@ def test_the_table_of_tensors_is_that_of_the_modules(tmp_path: Path) -> None:
     ("switches", "named"),
     [
         ({"projector_type": "domino"}, "projector_type is 'domino'; supported are dflash, dspark"),
-        ({"shift_label": True}, "shift_label is true"),
+        ({"shift_label": True}, "shift_label is true, but projector_type is None"),
     ],
 )
 def test_other_projectors_are_refused(read: Read, switches: dict[str, Any], named: str) -> None:
@@ -290,3 +290,48 @@ def test_specforges_export_for_sglang_is_nested(read: Read) -> None:
     found = read(config, draft_tensors(own=False))
     assert found.packaging == "nested" and not found.drop_anchor_slot
     assert found == read(nested_config(), draft_tensors(own=False))
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_model_optimizer_s_export_is_nested(kind: str, tmp_path: Path, target: TargetModel) -> None:
+    """Its names of tensors, its switch of the confidence head, and `shift_label`: slot 0 predicts."""
+    heads = {"markov_head_type": kind, "confidence_head_with_markov": True}
+    tensors = draft_tensors(own=False, kind=kind)
+    ours = load_draft(write_checkpoint(tmp_path / "ours", nested_config(heads), tensors), target=target)
+    config = nested_config({"markov_head_type": kind}, architectures=["DFlashDraftModel"])
+    switches = config["dflash_config"]
+    for key in ("enable_confidence_head", "confidence_head_with_markov"):
+        del switches[key]
+    switches |= {"use_confidence_head": True, "shift_label": True}
+    renamed = {
+        name.replace("confidence_head.proj.", "confidence_proj.").removeprefix("markov_head."): tensor
+        for name, tensor in tensors.items()
+    }
+    theirs = load_draft(write_checkpoint(tmp_path / "theirs", config, renamed), target=target)
+    assert (theirs.config.packaging, theirs.config.gamma) == ("nested", ours.config.gamma)
+    assert theirs.config.confidence_head_with_markov and not theirs.config.drop_anchor_slot
+    for one, other in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert one[0] == other[0] and torch.equal(one[1], other[1])
+
+
+def test_a_partial_rotation_copied_from_the_target_is_left_unread(read: Read) -> None:
+    """DeepSpec copies the target's key and rotates whole heads."""
+    config = flat_config(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.25})
+    found = read(config, draft_tensors(own=True))
+    assert found.rope == read(flat_config(rope_parameters={"rope_theta": 1e4}), draft_tensors(own=True)).rope
+    assert "partial_rotary_factor 0.25 is copied from the target: trainers rotate whole heads" in found.notes
+
+
+def test_tensors_that_nothing_uses_are_named_when_a_draft_is_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = draft_tensors(own=True)
+    leftovers = {"verifier_norm.weight": torch.ones(2), "rotary_emb.inv_freq": torch.ones(2)}
+    load_draft(write_checkpoint(tmp_path / "whole", flat_config(), tensors | leftovers), target=None)
+    assert not caplog.messages
+    path = write_checkpoint(tmp_path / "more", flat_config(), tensors | {"prefix_gru.weight": torch.ones(2)})
+    load_draft(path, target=None)
+    assert caplog.messages == [
+        f"{path}: 1 tensors of the draft are not used: prefix_gru.weight; if it needs them, next to none of "
+        "its drafts are accepted"
+    ]

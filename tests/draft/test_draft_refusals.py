@@ -14,6 +14,7 @@ from dspark.draft import load_draft
 from dspark.errors import CheckpointError, ConfigError
 from dspark.target import load_target
 from model_zoo import VOCAB, draft_tensors, flat_config, nested_config, write_checkpoint, write_target
+from packaging_zoo import dflash_config
 from places import RNN_DRAFT
 
 Load = Callable[[dict[str, Any], dict[str, Tensor]], object]
@@ -67,7 +68,24 @@ def test_impossible_switches_are_refused(own: bool, switch: dict[str, Any], mess
             flat_config(architectures=["Qwen3DSparkModel", "DSparkDraftModel"]),
             "not a known draft; seen: arch",
         ),
-        (flat_config(transformer_layer_config={}), "architectures must be dspark or dflash, found 'Qwen3DSp"),
+        (flat_config(transformer_layer_config={}), "aux_hidden_state_layer_ids is missing"),
+        (
+            flat_config(architectures=["Gemma4DSparkModel"], transformer_layer_config={}),
+            "architectures must be dspark, dflash or one of DSparkSpeculator, .*, found 'Gemma4DSparkModel'",
+        ),
+        (
+            dflash_config(architectures=["DFlash2DraftModel"]),
+            "architectures has DFlash2DraftModel; known drafts are",
+        ),
+        (flat_config(rope_is_neox_style=False), "rope_is_neox_style is False, expected True or nothing"),
+        (
+            nested_config({"selector_rank": 32}),
+            "selector_rank is 32, expected 0 or nothing; DFlash 2's selector",
+        ),
+        (
+            flat_config(rope_parameters={"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.25}),
+            "partial_rotary_factor is 0.25; only 1.0 is supported here",
+        ),
         (
             flat_config(draft_vocab_size=30),
             "draft_vocab_size is 30 of 61, but the map d2t .* is missing",

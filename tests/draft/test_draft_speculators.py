@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dspark.checkpoint import inspect_checkpoint
 from dspark.draft import DSparkDraftModel, load_draft
+from dspark.draft.packaging.slots import UNSAID
 from dspark.errors import CheckpointError, ConfigError
 from dspark.target import load_target
 from model_zoo import (
@@ -85,6 +86,27 @@ def test_sample_from_anchor_and_its_defaults(kind: str, said: bool | None, drops
     assert ("sample_from_anchor is missing" in " ".join(found.config.notes)) == (said is None)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "said", "drops"),
+    [(5, None, False), (4, None, True), (3, None, False), (4, True, False), (5, False, True)],
+)
+def test_what_is_proposed_says_whether_slot_0_predicts(
+    tokens: int, said: bool | None, drops: bool, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Drafts that are older than the key `sample_from_anchor` dropped slot 0, also those of DSpark."""
+    proposal = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}]}
+    config = speculators_config(sample_from_anchor=said, speculators_config=proposal)
+    found = load(config, draft_tensors(own=False)).config
+    assert (found.drop_anchor_slot, found.gamma) == (drops, 4 if drops else 5)
+    assert any(UNSAID in message for message in caplog.messages) == (tokens == 3)
+
+
+@pytest.mark.parametrize("name", ["DSparkDraftModel", "Qwen3DSparkModel"])
+def test_a_speculators_draft_may_have_another_engine_s_name(name: str, load: Load) -> None:
+    named = speculators_config(architectures=[name])
+    assert load(named, draft_tensors(own=False)).config.packaging == "speculators"
+
+
 def test_architectures_may_say_what_kind_it_is(load: Load) -> None:
     config = speculators_config(speculators_model_type=None, sample_from_anchor=None)
     assert not load(config, draft_tensors(own=False)).config.drop_anchor_slot
@@ -110,7 +132,9 @@ def test_plain_dflash_by_content(load: Load) -> None:
     found = load(dflash_config(), tensors)
     assert (found.config.packaging, found.config.gamma, found.config.drop_anchor_slot) == ("dflash", 4, True)
     assert load(dflash_config(architectures=None), tensors).config.packaging == "dflash"
-    assert not load(dflash_config(sample_from_anchor=True), tensors).config.drop_anchor_slot
+    assert load(dflash_config(architectures=["Qwen3DFlashDraftModel"]), tensors).config == found.config
+    for key in ("sample_from_anchor", "query_zero_predicts_next"):
+        assert not load(dflash_config(**{key: True}), tensors).config.drop_anchor_slot
     nothing = {"markov_rank": 0, "enable_confidence_head": False}
     for anchor_first in (
         nested_config(nothing, architectures=["DFlashDraftModel"]),

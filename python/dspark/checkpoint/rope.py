@@ -38,25 +38,23 @@ class RopeConfig:
     """Kind "proportional" (Gemma 4): the part of the pairs that rotates; the others stand still."""
 
 
-def read_rope(config: ConfigFile) -> RopeConfig:
+def read_rope(config: ConfigFile, *, whole_heads: bool = False) -> RopeConfig:
     """Reads `rope_theta`, `rope_parameters` and `rope_scaling`; absent, null or equal values are fine.
+
+    With `whole_heads` a rotation of kind "default" leaves `partial_rotary_factor` unread: DeepSpec and others
+    copy it from a Qwen3.5 target into the configuration of a draft that rotates whole heads (DeepSpec, issue
+    71).
 
     Raises:
         CheckpointError: two places give two values (both are named), the kind is unknown, or a value is
             missing.
     """
-    blocks = {place: block for place in PLACES if (block := config.object(place)) is not None}
-    for place, block in blocks.items():
-        if any(isinstance(value, dict) for value in block.values()):
-            raise CheckpointError(
-                f"{config.path}: {place} differs by layer, which this model does not support"
-            )
-    reader = _Reader(config, blocks)
+    reader = _Reader(config, _blocks(config))
     kind = reader.value("rope_type", string, extra_key="type") or "default"
     if kind not in KINDS:
         raise CheckpointError(f"{config.path}: rope_type is {kind!r}; supported are {', '.join(KINDS)}")
-    partial = reader.value("partial_rotary_factor", _number, top_level=True)
-    if partial not in (None, 1.0):
+    partial = partial_rotary_factor(config)
+    if partial not in (None, 1.0) and not (whole_heads and kind == "default"):
         raise CheckpointError(
             f"{config.path}: partial_rotary_factor is {partial}; only 1.0 is supported here"
         )
@@ -68,6 +66,21 @@ def read_rope(config: ConfigFile) -> RopeConfig:
     if kind == "default":
         return RopeConfig(kind=kind, theta=theta)
     return _extended(kind, theta, reader)
+
+
+def partial_rotary_factor(config: ConfigFile) -> float | None:
+    """The share of each head that rotates, where the configuration gives one; errors as of `read_rope`."""
+    return _Reader(config, _blocks(config)).value("partial_rotary_factor", _number, top_level=True)
+
+
+def _blocks(config: ConfigFile) -> dict[str, dict[str, Any]]:
+    blocks = {place: block for place in PLACES if (block := config.object(place)) is not None}
+    for place, block in blocks.items():
+        if any(isinstance(value, dict) for value in block.values()):
+            raise CheckpointError(
+                f"{config.path}: {place} differs by layer, which this model does not support"
+            )
+    return blocks
 
 
 def _extended(kind: str, theta: float, reader: _Reader) -> RopeConfig:

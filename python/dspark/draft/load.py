@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dspark.checkpoint.load import ParameterReader, Progress, on_meta, resolve_dtype
-from dspark.checkpoint.untrained import warn_if_untrained
 from dspark.devices import has_fast_products
 from dspark.draft.build import build_draft
 from dspark.draft.config import DraftConfig
+from dspark.draft.doubts import warn_of_doubts
 from dspark.draft.model import DSparkDraftModel
 from dspark.draft.packaging import read_draft_directory
 from dspark.draft.packaging.heads import CONFIDENCE_BIAS, stored_name
@@ -60,7 +60,7 @@ def load_draft(
             "of its own, and there is no target to take them from"
         )
     stored = stored_parameters(config, weights)  # refused before anything of these sizes is made
-    warn_if_untrained(weights, (tensor.name for tensor in stored.values()))
+    warn_of_doubts(config, weights, {tensor.name for tensor in stored.values()})
     with on_meta():
         model = build_draft(config)
     names = {name: stored_name(weights, name) for name, _ in model.named_parameters()}

@@ -78,8 +78,13 @@ def _from_hub(name: str, role: Role, progress: Progress) -> Path:
         ) from error
     progress(f"fetching {name} from the Hugging Face Hub, unless it is cached")
     try:
-        # No pickled weights and no code: neither would be loaded.
-        found = snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"])
+        # No pickled weights and no code: neither would be loaded. A separate embedding of masks is not read
+        # either, but refused, so it has to be seen. Folders and consolidated files hold the weights again.
+        found = snapshot_download(
+            name,
+            allow_patterns=["*.json", "*.safetensors", "*.jinja", "mask_embedding.pt"],
+            ignore_patterns=["*/*", "consolidated*"],
+        )
     except Exception as error:  # the library's errors come from several packages; each is a model not found
         raise CheckpointError(
             f"there is no directory {name!r}, and the Hugging Face Hub did not give it: {first_line(error)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dspark.checkpoint.config_file import ConfigFile
-from dspark.checkpoint.rope import read_rope
+from dspark.checkpoint.rope import partial_rotary_factor, read_rope
 from dspark.checkpoint.weights import WeightFiles
 from dspark.draft.config import DraftConfig
 from dspark.draft.packaging.heads import HeadDefaults, read_heads
@@ -77,7 +77,7 @@ def read_backbone(
         max_position_embeddings=body.integer("max_position_embeddings"),
         rms_norm_eps=body.positive_number("rms_norm_eps", 1e-6),
         attention_bias=body.flag("attention_bias", False),
-        rope=read_rope(body),
+        rope=read_rope(body, whole_heads=True),
         windows=sees.windows,
         window_rule=window_rule or "sliding",
         causal=sees.causal,
@@ -94,9 +94,16 @@ def read_backbone(
         confidence_head_with_markov=heads.confidence_head_with_markov,
         own_embeddings=EMBEDDINGS in weights,
         own_head=HEAD in weights,
-        notes=(*notes, *sees.notes, *heads.notes),
+        notes=(*notes, *sees.notes, *_rotation_notes(body), *heads.notes),
         **sizes,
     )
+
+
+def _rotation_notes(body: ConfigFile) -> tuple[str, ...]:
+    partial = partial_rotary_factor(body)
+    if partial in (None, 1.0):
+        return ()
+    return (f"partial_rotary_factor {partial} is copied from the target: trainers rotate whole heads",)
 
 
 def check_taps(config: ConfigFile, taps: tuple[int, ...], target_layers: int | None) -> None:
@@ -105,7 +112,8 @@ def check_taps(config: ConfigFile, taps: tuple[int, ...], target_layers: int | N
         if tap < -1 or (target_layers is not None and tap > target_layers - 2):
             limit = "the last but one target layer" if target_layers is None else target_layers - 2
             raise CheckpointError(
-                f"{config.path}: target_layer_ids has {tap}; expected -1 (embeddings) to {limit}"
+                f"{config.path}: target_layer_ids has {tap}; expected -1 (embeddings) to {limit}, because "
+                "trainers differ on whether the last layer's state is taken before or after the final norm"
             )
 
 

@@ -11,7 +11,12 @@ from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.weights import WeightFiles
 from dspark.draft.config import DraftConfig
 from dspark.draft.packaging import nested
-from dspark.draft.packaging.slots import DFLASH_ARCHITECTURE, drops_anchor_slot, is_plain_dflash
+from dspark.draft.packaging.slots import (
+    DFLASH_ARCHITECTURE,
+    UNSAID,
+    is_plain_dflash,
+    says_anchor_predicts,
+)
 from dspark.draft.packaging.speculators import is_speculators
 from dspark.draft.packaging.switches import Switches
 
@@ -23,5 +28,7 @@ def recognise(config: ConfigFile, weights: WeightFiles) -> bool:
 
 def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
     """Reads a checkpoint that `recognise` accepts."""
-    drop = drops_anchor_slot(Switches(config), True)
-    return nested.read_nested(config, weights, "dflash", DFLASH_ARCHITECTURE, drop)
+    switches = Switches(config)
+    said = says_anchor_predicts(switches)
+    notes = [UNSAID] if said is None and switches.names_a_head() else []
+    return nested.read_nested(config, weights, "dflash", DFLASH_ARCHITECTURE, said is not True, notes)

@@ -11,10 +11,13 @@ from dspark.errors import CheckpointError
 
 OLDER_PREFIX = "logit_head."
 """Older nested checkpoints keep the heads in a container of this name."""
+BARE = {"markov_head.": "", "confidence_head.proj.": "confidence_proj."}
+"""Model-Optimizer keeps them in none."""
 
 MARKOV_TENSOR = "markov_head.markov_w1.weight"
 PARTS = {"gated": "markov_head.gate_proj.weight", "rnn": "markov_head.joint_proj.weight"}
 """What only one type of Markov head has."""
+MODEL_OPTIMIZER_SWITCH = "use_confidence_head"
 CONFIDENCE_WEIGHT = "confidence_head.proj.weight"
 CONFIDENCE_BIAS = "confidence_head.proj.bias"
 
@@ -39,9 +42,10 @@ class Heads:
 
 
 def stored_name(weights: WeightFiles, name: str) -> str:
-    """Where the tensor of a parameter is stored: under its own name, or in the older container."""
-    older = OLDER_PREFIX + name
-    return older if name not in weights and older in weights else name
+    """Where the tensor of a parameter is stored: under its own name, or as other trainers call it."""
+    others = [OLDER_PREFIX + name]
+    others += [short + name.removeprefix(long) for long, short in BARE.items() if name.startswith(long)]
+    return next((each for each in (name, *others) if each in weights), name)
 
 
 def read_heads(switches: Switches, weights: WeightFiles, hidden_size: int, defaults: HeadDefaults) -> Heads:
@@ -99,7 +103,7 @@ def _confidence(
     path = switches.config.path
     name = stored_name(weights, CONFIDENCE_WEIGHT)
     shape = weights.shape(name)
-    enabled = switches.flag("enable_confidence_head")
+    enabled = switches.flag("enable_confidence_head", MODEL_OPTIMIZER_SWITCH)
     alpha = switches.number("confidence_head_alpha")
     if enabled is None and alpha is not None:
         enabled = alpha > 0.0  # the weight of its loss in training: above 0 it exists
@@ -110,7 +114,10 @@ def _confidence(
     if not enabled:
         return False, False
     said = switches.flag("confidence_head_with_markov")
-    wanted = defaults.confidence_head_with_markov if said is None else said
+    default = defaults.confidence_head_with_markov
+    if switches.flag(MODEL_OPTIMIZER_SWITCH) is not None:
+        default = True  # its head has no other form
+    wanted = default if said is None else said
     width = hidden_size + (rank if wanted else 0)
     if shape is None:
         raise CheckpointError(

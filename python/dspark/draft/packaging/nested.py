@@ -7,6 +7,8 @@ Anchor-first, as DeepSpec's evaluation reads it: slot 0 predicts the first draft
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dspark.checkpoint.config_file import ConfigFile
 from dspark.checkpoint.weights import WeightFiles
 from dspark.draft.config import DraftConfig
@@ -14,7 +16,7 @@ from dspark.draft.packaging.common import read_backbone
 from dspark.draft.packaging.flat import ARCHITECTURE as FLAT_ARCHITECTURE
 from dspark.draft.packaging.heads import HeadDefaults
 from dspark.draft.packaging.slots import (
-    DFLASH_ARCHITECTURE,
+    DFLASH_NAMES,
     DSPARK_ARCHITECTURE,
     drops_anchor_slot,
     is_plain_dflash,
@@ -24,7 +26,7 @@ from dspark.draft.packaging.switches import Switches
 from dspark.errors import CheckpointError
 
 # SpecForge's export for SGLang has the flat name, and keeps its `dflash_config`.
-ARCHITECTURES = (DSPARK_ARCHITECTURE, DFLASH_ARCHITECTURE, FLAT_ARCHITECTURE)
+ARCHITECTURES = (DSPARK_ARCHITECTURE, *DFLASH_NAMES, FLAT_ARCHITECTURE)
 DEFAULTS = HeadDefaults(markov_head_type="vanilla", confidence_head_with_markov=False)
 
 
@@ -46,11 +48,16 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
 
 
 def read_nested(
-    config: ConfigFile, weights: WeightFiles, packaging: str, architecture: str, drop_anchor_slot: bool
+    config: ConfigFile,
+    weights: WeightFiles,
+    packaging: str,
+    architecture: str,
+    drop_anchor_slot: bool,
+    notes: Sequence[str] = (),
 ) -> DraftConfig:
     """What SpecForge's and z-lab's checkpoints have in common."""
-    switches = Switches(config)
-    taps, notes = switches.integers("target_layer_ids"), []
+    switches, notes = Switches(config), [*notes]
+    taps = switches.integers("target_layer_ids")
     if taps is None:
         taps = default_taps(config, switches)
         notes.append(f"target_layer_ids is missing: {list(taps)} by the format's formula")

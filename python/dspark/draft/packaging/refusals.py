@@ -14,6 +14,7 @@ KNOWN_ARCHITECTURES = (
     "Gemma4DSparkModel",
     "DSparkDraftModel",
     "DFlashDraftModel",
+    "Qwen3DFlashDraftModel",
     "DSparkSpeculator",
     "DFlashSpeculator",
 )
@@ -44,8 +45,10 @@ def refuse_unsupported(config: ConfigFile, weights: WeightFiles) -> None:
     projector = switches.text("projector_type")
     if projector not in (None, *PROJECTORS):
         raise refuse(f"projector_type is {projector!r}; supported are {', '.join(PROJECTORS)}")
-    if switches.flag("shift_label"):
-        raise refuse("shift_label is true; slots that predict the token behind the next are not supported")
+    if switches.flag("shift_label") and projector != "dspark":
+        raise refuse(
+            f"shift_label is true, but projector_type is {projector!r}; it is only known from 'dspark' drafts"
+        )
     for part in parts:
         activation = part.text("hidden_act", "silu")
         if activation != "silu":

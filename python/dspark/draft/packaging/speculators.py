@@ -2,18 +2,17 @@
 embeddings, and often a reduced draft vocabulary.
 
 `DSparkSpeculator` and speculators' own DFlash have one form: `aux_hidden_state_layer_ids` is tap + 1 (0 being
-the embeddings), heads are named at top level, and `sample_from_anchor` says whether slot 0 predicts; missing,
-it is true for DSpark and false for DFlash.
+the embeddings), heads are named at top level, and `sample_from_anchor` says whether slot 0 predicts.
 """
 
 from __future__ import annotations
 
-from dspark.checkpoint.config_file import ConfigFile
+from dspark.checkpoint.config_file import ConfigFile, positive_integer
 from dspark.checkpoint.weights import WeightFiles
 from dspark.draft.config import DraftConfig
 from dspark.draft.packaging.common import read_backbone
 from dspark.draft.packaging.heads import HeadDefaults
-from dspark.draft.packaging.slots import drops_anchor_slot
+from dspark.draft.packaging.slots import UNSAID, says_anchor_predicts
 from dspark.draft.packaging.switches import Switches
 from dspark.errors import CheckpointError
 
@@ -23,6 +22,7 @@ KINDS = ("dspark", "dflash")
 ARCHITECTURES = {
     "DSparkSpeculator": "dspark",
     "DSparkDraftModel": "dspark",
+    "Qwen3DSparkModel": "dspark",
     "DFlashSpeculator": "dflash",
     "DFlashDraftModel": "dflash",
 }
@@ -45,11 +45,10 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
         raise CheckpointError(
             f"{config.path}: {BODY} is missing; the speculators packaging describes its layers there"
         )
-    kind, notes = _kind(config), []
+    kind, notes = _kind(config), list[str]()
     switches = Switches(config)
     taps = _taps(config, switches)
-    if switches.flag("sample_from_anchor") is None:
-        notes.append(f"sample_from_anchor is missing: {str(kind == 'dspark').lower()}, as {kind} means it")
+    drop = _drops_anchor_slot(config, switches, kind, notes)
     found = read_backbone(
         config,
         weights,
@@ -57,7 +56,7 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
         architecture=(config.architectures() or ["none"])[0],
         taps=taps,
         defaults=HeadDefaults(),
-        drop_anchor_slot=drops_anchor_slot(switches, kind == "dflash"),
+        drop_anchor_slot=drop,
         window_rule="anchored, bidirectional"
         if config.flag("sliding_window_non_causal", False)
         else "anchored",
@@ -78,7 +77,9 @@ def _kind(config: ConfigFile) -> str:
     places = [("speculators_model_type", config.raw("speculators_model_type"))]
     places += [("architectures", ARCHITECTURES.get(name, name)) for name in config.architectures()]
     kind: str | None = config.agreed(
-        places, lambda value: value if value in KINDS else None, " or ".join(KINDS)
+        places,
+        lambda value: value if value in KINDS else None,
+        f"dspark, dflash or one of {', '.join(ARCHITECTURES)}",
     )
     if kind is None:
         raise CheckpointError(
@@ -86,6 +87,35 @@ def _kind(config: ConfigFile) -> str:
             f"{' or '.join(KINDS)}"
         )
     return kind
+
+
+def _drops_anchor_slot(config: ConfigFile, switches: Switches, kind: str, notes: list[str]) -> bool:
+    """The key is younger than the format. Before it, slot 0 predicted nothing in DSpark drafts either
+    (speculators, pull request 760); how many tokens are proposed tells them apart."""
+    said = says_anchor_predicts(switches)
+    if said is not None:
+        return not said
+    tokens, width = _speculative_tokens(config), switches.positive("block_size")
+    if width is not None and tokens in (width, width - 1):
+        drop = tokens < width
+        notes.append(
+            f"sample_from_anchor is missing: {str(not drop).lower()}, because {tokens} tokens are proposed "
+            f"from blocks of {width}"
+        )
+        return drop
+    drop = kind == "dflash"
+    notes.append(f"sample_from_anchor is missing: {str(not drop).lower()}, as {kind} means it")
+    if not drop:
+        notes.append(UNSAID)
+    return drop
+
+
+def _speculative_tokens(config: ConfigFile) -> int | None:
+    """Of the first way to propose, as speculators' own loader and vLLM read it."""
+    methods = (config.object("speculators_config") or {}).get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else None
+    tokens = first.get("speculative_tokens") if isinstance(first, dict) else None
+    return positive_integer(tokens)
 
 
 def _taps(config: ConfigFile, switches: Switches) -> tuple[int, ...]:

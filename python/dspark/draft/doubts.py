@@ -1,0 +1,42 @@
+"""What can be wrong with a draft that loads: it would draft what is hardly ever accepted, and nothing else
+would show it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from dspark.checkpoint.untrained import warn_if_untrained
+from dspark.checkpoint.weights import WeightFiles
+from dspark.draft.config import DraftConfig
+from dspark.draft.packaging.slots import UNSAID
+from dspark.draft.vocabulary import OFFSETS
+
+_log = logging.getLogger("dspark")
+
+LEFTOVERS = (OFFSETS, "t2d", "verifier_", "optimizer")
+"""Beginnings of names that trainers leave in checkpoints and no draft reads; `rotary_emb` is anywhere."""
+
+
+def warn_of_doubts(config: DraftConfig, weights: WeightFiles, read: Collection[str]) -> None:
+    """Logs a warning for each doubt; `read` are the stored names of the parameters.
+
+    Raises `CheckpointError` for a file that cannot be read.
+    """
+    warn_if_untrained(weights, read)
+    if UNSAID in config.notes:
+        _log.warning("%s: %s", weights.directory, UNSAID)
+    unused = [
+        name
+        for name in sorted(set(weights.tensors) - set(read))
+        if not name.startswith(LEFTOVERS) and "rotary_emb" not in name
+    ]
+    if unused:
+        shown = ", ".join(unused[:4]) + (", ..." if len(unused) > 4 else "")
+        _log.warning(
+            "%s: %d tensors of the draft are not used: %s; if it needs them, next to none of its drafts are "
+            "accepted",
+            weights.directory,
+            len(unused),
+            shown,
+        )
