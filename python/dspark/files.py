@@ -32,7 +32,7 @@ def sync(path: Path) -> None:
 
     Raises `OSError`.
     """
-    with path.open("rb") as stream:
+    with path.open("r+b") as stream:  # Windows syncs nothing that is open for reading alone
         os.fsync(stream.fileno())
 
 

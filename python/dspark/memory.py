@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dspark.cgroups import own_groups
+
 if TYPE_CHECKING:
     import torch
 
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
-_OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -44,16 +44,8 @@ def _of_the_machine() -> int | None:
 
 
 def _of_the_container() -> int | None:
-    """The least of what the control groups around this process leave: a container's own is the root that it
-    sees, a service of systemd has one further down."""
-    try:
-        lines = _OWN_CGROUP.read_text(encoding="utf-8").splitlines()
-        own = next(line.removeprefix("0::") for line in lines if line.startswith("0::"))
-    except (OSError, ValueError, StopIteration):
-        own = "/"
-    place = _CGROUP / own.strip("/")
-    groups = [place, *place.parents]
-    left = [_of_the_group(group) for group in groups if group.is_relative_to(_CGROUP)]
+    """The least of what the control groups around this process leave."""
+    left = [_of_the_group(group) for group in own_groups()]
     return min((bytes_ for bytes_ in left if bytes_ is not None), default=None)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dspark import DSparkDecoder, memory
+from dspark import DSparkDecoder, cgroups, cpus, memory
 from dspark.serve import options
 from dspark.serve.models import Models
 from dspark.serve.options import Options
@@ -23,8 +23,8 @@ def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **files: str) -> Non
     for name, text in files.items():
         (tmp_path / name.replace("_", ".")).write_text(text)
     monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroups, "_CGROUP", tmp_path)
+    monkeypatch.setattr(cgroups, "_OWN_CGROUP", tmp_path / "cgroup")
 
 
 def test_the_machine_s_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -48,6 +48,29 @@ def test_a_service_s_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tig
         (tmp_path / place / "memory.max").write_text(f"{limit}\n")
         (tmp_path / place / "memory.stat").write_text("anon 50000\nkernel 0\n")
     assert memory.available_bytes(CPU) == 150_000
+
+
+@pytest.mark.parametrize(
+    ("quota", "usable"),
+    [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8), ("odd", 8)],
+)
+def test_a_container_s_cpus(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    quota: str,
+    usable: int,
+) -> None:
+    """torch counts the machine's, whatever the container may use."""
+    places(monkeypatch, tmp_path, cpu_max=quota)
+    monkeypatch.setattr(cpus.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert cpus.usable_cpus() == usable
+    cpus.warn_of_idle_threads(usable)
+    assert not caplog.messages
+    cpus.warn_of_idle_threads(64)
+    assert caplog.messages == [
+        f"torch runs 64 threads, and this process may use {usable} CPUs: set OMP_NUM_THREADS={usable}"
+    ]
 
 
 def test_a_system_that_is_not_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from functools import cache
 from pathlib import Path
 
-_LIBRARY = re.compile(r"/lib(?:g|i)?omp[^/]*\.so[^/]*$")
+import torch
 
 
 @cache
 def parallel_region() -> int:
-    """Address of `GOMP_parallel` in the OpenMP library that torch has loaded; 0 where there is none to be
-    found, or more than one, and the core's attention runs on one thread."""
+    """Address of `GOMP_parallel` in the OpenMP library that torch runs on; 0 where it cannot be found, so that
+    the core's attention runs on one thread.
+
+    Looked up through torch's own library, whose dependencies are searched first: a process may hold more
+    OpenMP libraries (scikit-learn brings one), and threads of two would take each other's cores.
+    """
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:  # not Linux
-        return 0
-    paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line}
-    loaded = [path for path in paths if _LIBRARY.search(path)]
-    if len(loaded) != 1:
-        return 0
-    try:
-        function = ctypes.CDLL(loaded[0]).GOMP_parallel
-    except (OSError, AttributeError):
+        function = ctypes.CDLL(str(library)).GOMP_parallel
+    except (OSError, AttributeError):  # another system, or torch built without OpenMP
         return 0
     return ctypes.cast(function, ctypes.c_void_p).value or 0

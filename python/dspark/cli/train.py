@@ -170,10 +170,13 @@ def run(options: argparse.Namespace) -> int:
     """Runs `dspark train`."""
     import torch
 
+    from dspark.cpus import warn_of_idle_threads
+
     if options.threads is not None:
         if options.threads < 1:
             raise ConfigError(f"--threads is {options.threads}; expected at least 1")
         torch.set_num_threads(options.threads)
+    warn_of_idle_threads(torch.get_num_threads())
     from dspark.train.check import check
     from dspark.train.prepare import generate_only
     from dspark.train.run import train

@@ -105,6 +105,8 @@ def _place_vocabulary(model: DSparkDraftModel, reader: ParameterReader, tokens: 
 def _auto_dtype(stored: torch.dtype, target: Target | None, device: torch.device) -> torch.dtype:
     if target is None or (stored.itemsize < target.dtype.itemsize and has_fast_products(stored, device)):
         return stored
+    if target.dtype.itemsize < torch.float32.itemsize and not has_fast_products(target.dtype, device):
+        return torch.float32
     return target.dtype
 
 

@@ -13,6 +13,7 @@ import torch
 
 from dspark.attention.workers import parallel_region
 from dspark.checkpoint.calibration import FILE_NAME, Entry
+from dspark.cpus import warn_of_idle_threads
 from dspark.devices import parse_device, parse_dtype
 from dspark.draft import DSparkDraftModel, load_draft
 from dspark.errors import CheckpointError, RequestError, shown
@@ -65,6 +66,8 @@ class Models:
     ) -> Self:
         """Loads target, draft and tokenizer; raises `CheckpointError` or `ConfigError`."""
         where, what = parse_device(device), parse_dtype(dtype)
+        if where.type == "cpu":
+            warn_of_idle_threads(torch.get_num_threads())
         target_path = resolve(target, "target")
         draft_path = None if draft is None else resolve(draft, "draft")
         model = load_target(target_path, device=where, dtype=what, progress=progress)
@@ -187,7 +190,9 @@ class Models:
             return f"that of {self.target.runs_through}"
         if self.target.device.type != "cpu":
             return self.roles.get("attention", "torch")
-        threads = "torch's threads" if parallel_region() else "one thread: no OpenMP library is torch's alone"
+        threads = (
+            "torch's threads" if parallel_region() else "one thread: torch's OpenMP library was not found"
+        )
         return f"the core's, on {threads}, for a few rows of float32 or bfloat16; torch's for the rest"
 
     def _decisions(self) -> str:

@@ -59,6 +59,11 @@ class Labels:
     counted: Tensor
 
 
+ANCHORS_AT_ONCE = 32
+"""The number of places is a multiple of this where answers are short, so that shapes do not differ by each
+token (FlexAttention compiles for every shape)."""
+
+
 def label_blocks(token_ids: Tensor, answers: Tensor, anchors: Anchors, width: int) -> Labels:
     """The labels of all kept blocks, in the order of `anchors.kept.nonzero()`."""
     length = token_ids.shape[1]
@@ -89,15 +94,19 @@ def choose_anchors(
         failed: of each sequence, positions `[F]` of tokens by which the target replaced a drafted one.
     """
     rows = answers.shape[0]
+    possible = (answers[:, :-1] & answers[:, 1:]).cpu()
+    hardest = round(share * count)
+    # Short answers have fewer: blocks that nobody keeps would take their share of every layer.
+    most = -(-int(possible.sum(1).max()) // ANCHORS_AT_ONCE) * ANCHORS_AT_ONCE
+    count = max(1, min(count, most))
     positions = torch.zeros(rows, count, dtype=torch.int64)
     kept = torch.zeros(rows, count, dtype=torch.bool)
-    possible = (answers[:, :-1] & answers[:, 1:]).cpu()
     for row in range(rows):
         candidates = possible[row].nonzero().squeeze(1)
         order = torch.randperm(len(candidates), generator=generators[row])
         if failed is not None and share > 0.0:
             hard = torch.isin(candidates[order], failed[row])
-            order = _hard_first(order, hard, round(share * count))
+            order = _hard_first(order, hard, hardest)
         chosen = candidates[order[:count]].sort().values
         positions[row, : len(chosen)] = chosen
         kept[row, : len(chosen)] = True

@@ -20,6 +20,10 @@ from dspark.train.world import World
 MOST_SKIPPED = 10
 """Steps in a row whose gradients are not finite, before the run is given up."""
 
+CHECKPOINT_SHARE = 20
+"""Between two checkpoints lies at least this many times what the last one took, so that a slow disk does not
+hold up the run (unless they are wanted after each step)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -86,7 +90,7 @@ class Loop:
         Raises:
             NumericsError: `MOST_SKIPPED` gradients in a row were not finite.
         """
-        pace, saved = self._pace, time.monotonic()
+        pace, saved, wait = self._pace, time.monotonic(), self._pace.checkpoint_seconds
         first, in_a_row = replace(at), 0
         while at.step < pace.steps and not self._ends():
             began = time.monotonic()
@@ -108,9 +112,12 @@ class Loop:
                 self._report(at, first, measured, rate, norm)
             if at.step % pace.evaluate_every == 0 or last:
                 self._measure(at)
-            if self._world.any(time.monotonic() - saved >= pace.checkpoint_seconds):
+            if self._world.any(time.monotonic() - saved >= wait):
+                began = time.monotonic()
                 self._checkpoint(at)
                 saved = time.monotonic()
+                if wait:
+                    wait = max(pace.checkpoint_seconds, CHECKPOINT_SHARE * (saved - began))
         if at.step > first.step:
             self._checkpoint(at)
         return at
