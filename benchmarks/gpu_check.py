@@ -77,7 +77,7 @@ def guarded(part: Callable[[str], Outcome], device: str) -> Outcome:
     """A part's outcome, whatever it raises."""
     try:
         return part(device)
-    except Exception as error:  # the other parts are wanted all the same
+    except Exception as error:  # the other parts still run
         return {"ok": False, "said": " ".join(f"{type(error).__name__}: {error}".split())}
 
 
@@ -107,7 +107,7 @@ def compiled(device: str) -> Outcome:
     ]
     said = f"{len(found['kernels'])} kernels; spills: {', '.join(spilling) or 'none'}"
     said += f"; over budget: {', '.join(wide) or 'none'}"
-    # Another compiler than the budgets' allots registers otherwise: slower perhaps, not wrong.
+    # A compiler other than the budgets' allocates registers differently: perhaps slower, but not wrong.
     compiler = choice.kernels.nvrtc if choice.kernels else torch.version.cuda
     is_ours = compiler == BUDGETS_ARE_OF
     if (spilling or wide) and not is_ours:
@@ -160,7 +160,7 @@ def traces_and_rounds(device: str) -> Outcome:
 
 
 def json_of(words: list[str]) -> Any:
-    """What a program prints as its last line, as JSON; raises with its last words if there is none."""
+    """The last line that a program prints, as JSON; if there is none, raises with the end of its errors."""
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode not in (0, 1) or not done.stdout.strip():
         raise RuntimeError(done.stderr.strip()[-500:] or f"exit code {done.returncode}")
@@ -168,7 +168,7 @@ def json_of(words: list[str]) -> Any:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results for a reader."""
+    """The results as Markdown."""
     words = {True: "good", False: "WRONG", None: "not done"}
     lines = [
         f"dspark {results['dspark']}, torch {results['torch']}, {results['device']}, {results['kernels']}",

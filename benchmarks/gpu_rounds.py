@@ -74,7 +74,8 @@ def traces(name: str, device: str, most: int | None) -> list[str | None]:
 
 
 def first_difference(where: str, run: dict[str, Any], result: Any) -> str | None:
-    """The first token or round that is not the reference's. The last rounds end at the limit."""
+    """The first token or round that differs from the reference's; the last rounds, which the limit cuts, are
+    left out."""
     found, wanted = result.token_ids, run["output_ids"]
     for place, (ours, theirs) in enumerate(zip(found, wanted, strict=False)):
         if ours != theirs:
@@ -142,7 +143,7 @@ def graphs() -> tuple[list[dict[str, Any]], bool]:
 
         expected = pass_()
         launched = timed(pass_)
-        # Our kernels run on torch's current stream at the time when a pass begins: the one that is captured.
+        # Our kernels run on the stream that is torch's current one when a pass begins: the captured one.
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

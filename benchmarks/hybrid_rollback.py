@@ -2,12 +2,12 @@
 
     OMP_NUM_THREADS=1 python benchmarks/hybrid_rollback.py [--layers 48] [--rows 8] [--turns 9]
 
-The weights are those of one Gated-DeltaNet layer, and the products with them are multiplied up; states, what
-waits for the commit, the delta rule and the commit itself are those of all layers, so that none of them is in
-the CPU's cache. Sides: a verify pass, its part behind the products with weights, and the commit of 0 to all
-rows; against two other ways to be exact: copy the states before the pass and, unless everything was kept, put
-them back and run the kept rows again; or write the state after every row. Memory is counted on the tensors,
-and compared with what the shapes say.
+The weights are those of one Gated-DeltaNet layer, and the time of products with them is scaled up; states,
+what waits for the commit, the delta rule and the commit itself are those of all layers, so that none of them
+is in the CPU's cache. Sides: a verify pass, its part after the products with weights, and the commit of 0 to
+all rows; against two other ways to be exact: copy the states before the pass and, unless everything was kept,
+put them back and run the kept rows again; or write the state after every row. Memory is counted on the
+tensors, and compared with what the shapes say.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from dspark.target.hybrid.segments import DeltaPass
 from measure import interleaved, machine
 
 SIZES = DeltaSizes(key_heads=16, value_heads=48, key_dim=128, value_dim=128, kernel=4)
-"""With 48 value heads the model below comes to 27 B parameters, with 32 it would not."""
+"""With 48 value heads, though not with 32, the model below has 27 B parameters."""
 
 TOTAL = 26_893_000_000
 """Parameters of the text model: 48 such layers, 16 with full attention, embeddings and output head."""
 
 
 def config(layers: int) -> HybridConfig:
-    """The linear layers alone."""
+    """A configuration with linear layers alone."""
     return HybridConfig(
         architecture="Qwen3_5ForConditionalGeneration",
         vocab_size=248_320,
@@ -56,8 +56,8 @@ def config(layers: int) -> HybridConfig:
 
 
 def filled(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Weights of a realistic size, from one tile: drawing 383 million numbers would take longer than all
-    else."""
+    """Fills weights with numbers of a realistic size by repeating one tile: drawing 383 million numbers would
+    take longer than everything else."""
     tile = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0)) * 0.01
     for name, parameter in list(module.named_parameters()):
         values = tile.repeat(parameter.numel() // len(tile) + 1)[: parameter.numel()].view(parameter.shape)
@@ -92,19 +92,19 @@ class Bench:
         return self.mlp(self.mixer.output.add(mixed[:, : SIZES.values], self.x))
 
     def delta(self, rows: int) -> None:
-        """Everything else, of all layers."""
+        """Everything but products with weights, of all layers."""
         part = DeltaPass([(self.cache, rows)], SIZES)
         for index in range(self.layers):
             part.layer(index, self.mixed[:rows], self.mixer)
 
     def commit(self, count: int) -> None:
-        """Of all layers; the same rows every time."""
+        """Commits all layers; the same rows every time."""
         self.cache._pending = self.waiting
         self.cache.advance(count)
         self.cache.kv.length = 0
 
     def replay(self, kept: int) -> None:
-        """Copy, put back, run the kept rows again and take them in."""
+        """Copies the states, puts them back, runs the kept rows again and commits them."""
         self.room.copy_(self.cache.state)
         self.cache.state.copy_(self.room)
         self.delta(kept)

@@ -18,11 +18,11 @@ from dspark.target.hybrid.modules import DeltaDecay, HybridLayer
 from dspark.target.hybrid.recurrence import KernelRecurrence, TorchRecurrence, recurrence
 
 ROUNDING = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""How far two ways to compute one thing may be apart, as a part of the largest number."""
+"""How far two ways to compute the same thing may differ, as a fraction of the largest number."""
 
 
 def apart(got: Tensor, right: Tensor) -> float:
-    """NaN where only one has numbers."""
+    """The largest difference as a fraction of the largest number; NaN if only one has numbers."""
     return float((got.double() - right.double()).abs().max() / right.double().abs().max())
 
 
@@ -66,11 +66,11 @@ class AttentionCase:
         return self._ours.layer(0, self.rows)
 
     def by_torch(self) -> Tensor:
-        """Request by request."""
+        """By torch, request by request."""
         return self._torchs.layer(0, self.rows)
 
     def exact(self) -> Tensor:
-        """Two products and a softmax in float64, from the rows and what lies before them."""
+        """Two products and a softmax in float64, from the rows and what is stored before them."""
         outputs, first = [], 0
         for store, rows in self.segments:
             own, before = self.rows[first : first + rows].double(), store.data[0, :, : store.length].double()
@@ -91,7 +91,7 @@ class AttentionCase:
         return torch.cat(outputs)
 
     def compare(self) -> tuple[float, float]:
-        """The largest difference from `exact` as a part of the largest number, and what is allowed."""
+        """The largest difference from `exact` as a fraction of the largest number, and what is allowed."""
         found, first = self.run(), 0
         for store, rows in self.segments:
             fresh = self.rows[first : first + rows, self.heads :].transpose(0, 1)
@@ -101,17 +101,17 @@ class AttentionCase:
         return apart(found, self.exact()), self.allowed()
 
     def compare_torchs(self) -> tuple[float, float]:
-        """The same of what torch does in the kernel's place."""
+        """The same for what torch does in the kernel's place."""
         return apart(self.by_torch(), self.exact()), self.allowed()
 
     def allowed(self) -> float:
-        """What `compare` allows. In float32 long sums on tensor cores are cut, not rounded: see
+        """What `compare` allows. In float32, tensor cores truncate long sums instead of rounding them: see
         attention_products.cuh; no chunk is longer than its request."""
         cut = 3 / 8 * max(store.length for store, _ in self.segments) * 2**-23
         return ROUNDING[self.dtype] + (cut if self.dtype == torch.float32 else 0)
 
     def sdpa(self) -> Callable[[], object]:
-        """One call for the batch, which has to be even: every request with as many positions and rows."""
+        """One call of SDPA for the batch, whose requests must all have the same positions and rows."""
         batch, (store, rows) = len(self.segments), self.segments[0]
         keys, values = (
             torch.stack([s.data[0, part] for s, _ in self.segments])
@@ -128,7 +128,7 @@ class AttentionCase:
         return run
 
     def flashinfer(self) -> Callable[[], object]:
-        """Its paged kernel for a few rows, with a page per 16 positions. Raises ImportError without it."""
+        """FlashInfer's paged kernel for a few rows, with pages of 16 positions; ImportError without it."""
         import flashinfer
 
         batch, (store, rows) = len(self.segments), self.segments[0]
@@ -159,7 +159,7 @@ class AttentionCase:
 
 
 def delta_config(sizes: DeltaSizes, layers: int) -> HybridConfig:
-    """Linear layers alone, over a narrow model: its products are no part of what is measured."""
+    """Linear layers alone, in a narrow model, whose products are not measured."""
     return HybridConfig(
         architecture="Qwen3_5ForCausalLM",
         vocab_size=8,
@@ -181,7 +181,7 @@ def delta_config(sizes: DeltaSizes, layers: int) -> HybridConfig:
 
 
 class DeltaCase:
-    """Linear layers between their products, over states of two sides that begin alike."""
+    """Linear layers between their products, on two sides whose states start equal."""
 
     def __init__(
         self,
@@ -219,14 +219,14 @@ class DeltaCase:
         return [run.layer(index, self.mixed, self.weights) for index in range(self.layers)]
 
     def commit(self, side: int, kept: list[int]) -> None:
-        """Of the last pass; afterwards the same rows wait again."""
+        """Commits the first rows of the last pass; afterwards the same rows wait again."""
         for cache, count in zip(self._caches[side], kept, strict=True):
             pending = cache._pending
             if count and pending is not None:
                 pending[0].commit(pending[1], count, cache.conv, cache.state)
 
     def compare(self) -> tuple[float, float]:
-        """Outputs, and the states when half of the rows are kept."""
+        """Compares outputs, and the states after half of the rows are kept."""
         worst = max(apart(a, b) for a, b in zip(self.rows(0), self.rows(1), strict=True))
         kept = [(count + 1) // 2 for count in self.counts]
         for side in range(2):

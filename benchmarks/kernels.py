@@ -1,13 +1,13 @@
 """The CUDA kernels: what each has to move at the flagship's sizes, whether it agrees with torch and with the
-core, and how near it comes to the bandwidth of a copy.
+core, and how close it comes to the bandwidth of a copy.
 
     python benchmarks/kernels.py --table [--bandwidth 3350] [--requests 8] [--context 8192]
     python benchmarks/kernels.py [--device cuda] [--json] [--parity]
 
-`--table` needs no GPU. Without it every kernel is compared (`--parity`: and nothing else), then timed at the
-flagship's sizes against a device copy, torch's SDPA and, where it is installed, FlashInfer. A case that fails
-is reported and the others follow, until the device itself has failed. `--json` prints one line of JSON. On
-the CPU it needs DSPARK_CUDA_DRIVER, compares small shapes and times nothing. Not yet run on a GPU.
+`--table` needs no GPU. Without it, every kernel is compared (with `--parity`, nothing else is done), then
+timed at the flagship's sizes against a device copy, torch's SDPA and, if it is installed, FlashInfer. A case
+that fails is reported and the others follow, unless the device itself has failed. `--json` prints one line of
+JSON. On the CPU it needs DSPARK_CUDA_DRIVER, compares small shapes and times nothing. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ SAMPLED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "logit_bias": {7: 3.0, 11: -100.0}, "min_tokens": 8, "stop_token_ids": [2, 5]},
 )
 PROMPTS = [(0, 33), (31, 130), (100, 301)]
-"""Positions before, and rows: more than the kernel takes, and more than torch's are cut into. With 33 and 161
-keys fused attention has been seen to be wrong (pytorch issue 191937)."""
+"""Positions before, and rows: more than the kernel takes, and more than one piece of torch's has. With 33 and
+161 keys fused attention has been seen to be wrong (pytorch issue 191937)."""
 TURNS = 20
 CLOCK = 2e9
-"""Cycles per second, no fewer than a GPU has."""
+"""Cycles per second, at least as many as a GPU has."""
 
 Row = dict[str, Any]
 
 
 def main() -> int:
-    """See the module's own words. Exit code 1: a kernel is wrong; 2: there are none here."""
+    """See the module's docstring. Exit code 1: a kernel is wrong; 2: there are none here."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def works(device: torch.device) -> bool:
-    """Whether anything runs on the device: after a fault there nothing does, in this process."""
+    """Whether anything runs on the device: after a fault there, nothing does in this process."""
     try:
         return bool(torch.ones(1, device=device).item())
     except RuntimeError:
@@ -110,8 +110,8 @@ Compare = Callable[[], tuple[float, float]]
 
 
 def cases(choice: Choice, device: torch.device) -> Iterator[tuple[str, str, Compare]]:
-    """Every kernel beside float64, torch's operations or the core, and torch's attention of prompts: kernel,
-    case, and what makes and compares it."""
+    """Every kernel against float64, torch's operations or the core, and torch's attention for prompts, as
+    (kernel, case, a function that makes and compares it)."""
     small = device.type == "cpu"
     segments = [(0, 1), (17, 7), (300, 8), (129, 16)] if small else [(0, 1), (17, 7), (5000, 8), (4095, 16)]
     for dtype in DTYPES:
@@ -131,33 +131,33 @@ def cases(choice: Choice, device: torch.device) -> Iterator[tuple[str, str, Comp
             vocabulary = 3000 if small else 50_000
             sampling = (choice, device, dtype, 6, roofline.BLOCK, vocabulary, 32)
             yield "sampling", f"{given}, {dtype}", partial(decided, partial(SamplingCase, *sampling, **given))
-    # Of many heads a block has long chunks: on 132 multiprocessors thousands of keys in one running sum.
+    # With many heads, chunks are long: on 132 multiprocessors, thousands of keys in one running sum.
     long = (8, 8, 64, 3000) if small else (64, 64, 64, 16_384)
     made = partial(AttentionCase, choice, device, torch.float32, long[:3], [(long[3], 8)], True)
     yield "attention", f"long chunks: {long[1]} heads behind {long[3]} keys", partial(compared, made)
 
 
 def compared(make: Callable[[], AttentionCase | DeltaCase]) -> tuple[float, float]:
-    """Made where a failure is the case's own."""
+    """Makes the case here, where a failure counts as its own."""
     return make().compare()
 
 
 def compared_torchs(make: Callable[[], AttentionCase]) -> tuple[float, float]:
-    """What prompts go through: there are no rows of theirs in `compared`."""
+    """The same for torch's attention, which prompts go through: `compared` has no rows of theirs."""
     return make().compare_torchs()
 
 
 def decided(make: Callable[[], SamplingCase]) -> tuple[float, float]:
-    """Decisions unlike the core's whose margins are not within rounding; none are allowed."""
+    """The number of decisions that differ from the core's by more than rounding; none are allowed."""
     return make().differences()[0], 0
 
 
 def judged(kernel: str, what: str, compare: Compare) -> Row:
-    """One comparison; a NaN is none that agrees, and neither is an exception."""
+    """One comparison; neither a NaN nor an exception counts as agreement."""
     row: Row = {"kernel": kernel, "case": what, "error": None, "allowed": None, "ok": False}
     try:
         error, allowed = compare()
-    except Exception as raised:  # the other cases are wanted all the same
+    except Exception as raised:  # the other cases still run
         return row | {"failed": words(raised)}
     return row | {"error": error, "allowed": allowed, "ok": error <= allowed}
 
@@ -169,8 +169,8 @@ def words(raised: Exception) -> str:
 
 @dataclass
 class Measured:
-    """What is timed: ours, how often it launches what `work` says, and what to compare with, made when its
-    turn comes."""
+    """What is timed: our side, how often it launches what `work` describes, and what to compare with, made
+    when its turn comes."""
 
     work: roofline.Work
     run: Callable[[], object]
@@ -179,14 +179,14 @@ class Measured:
 
 
 def bandwidth(choice: Choice, device: torch.device, setting: roofline.Setting) -> Iterator[Row]:
-    """Microseconds, and bytes that must move as a part of what a copy moves in that time."""
+    """Microseconds, and bytes that must move as a share of what a copy moves in that time."""
     copied = copy_bandwidth(device)
     yield {"kernel": "device copy", "GB/s": round(copied)}
     for parts in (attention, delta, sampling):
         try:
             for part in parts(choice, device, setting):
                 yield row(part, copied)
-        except Exception as raised:  # the other kernels are wanted all the same
+        except Exception as raised:  # the other kernels still run
             yield {"kernel": parts.__name__, "failed": words(raised)}
 
 
@@ -204,7 +204,7 @@ def row(part: Measured, copied: float) -> Row:
     for name, make in part.others.items():
         try:
             found[f"{name} µs"] = round(timed(make()) / part.launches, 1)
-        except Exception as error:  # another library's: it may be absent, or want other words
+        except Exception as error:  # another library's: it may be absent, or expect other arguments
             found[f"{name} µs"] = words(error)[:80]
     return found
 
@@ -234,7 +234,7 @@ def delta(choice: Choice, device: torch.device, s: roofline.Setting) -> Iterator
 
 
 def sampling(choice: Choice, device: torch.device, s: roofline.Setting) -> Iterator[Measured]:
-    """Verdict and chain of a batch, with the copies of their plans and outcomes, which are waited for."""
+    """Verdict and chain of a batch, including copies of plans and outcomes, which are waited for."""
     block = s.rows - 1
     for params in TIMED:
         case = SamplingCase(
@@ -258,8 +258,8 @@ def as_it_is(run: Callable[[], object]) -> Callable[[], Callable[[], object]]:
 def timed(run: Callable[[], object], turns: int = TURNS) -> float:
     """Microseconds of one call, the median, by the device's own clock.
 
-    The device is kept busy before, until the host has handed over all of the call: what is timed is the
-    device's work and not the host's. A call that waits for an outcome in its midst has its waits timed.
+    The device is kept busy until the host has handed over all of the call, so that the device's work is timed
+    and not the host's. If a call waits for an outcome before its end, its waits are timed too.
     """
     for _ in range(3):
         torch.cuda.synchronize()
@@ -287,7 +287,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def report(found: dict[str, list[Row]]) -> str:
-    """For a reader."""
+    """The results as text."""
     lines = []
     for case in found["parity"]:
         word = "good " if case["ok"] else "WRONG"

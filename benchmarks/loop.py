@@ -2,8 +2,8 @@
 
     python benchmarks/loop.py [--model tiny|smollm2] [--turns 20]
 
-From the engine's own clock: time in whole rounds less the time in draft and target passes. The Markov
-chain counts as drafting and stands beside it. The same with a policy that cuts, and at temperature 0 and
+By the engine's own clock: time in whole rounds minus the time in draft and target passes. The Markov
+chain counts as drafting and is shown beside it. The same with a policy that cuts, and at temperature 0 and
 0.7.
 """
 

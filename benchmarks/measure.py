@@ -14,8 +14,8 @@ import torch
 from dspark.serve.costs import device_name
 
 SETTLE = 0.03
-"""Seconds before each timed run: OpenMP's workers spin for 10 ms or so after their last product, on
-the core that the next side needs."""
+"""Seconds to wait before each timed run: OpenMP's workers spin for 10 ms or so after their last product,
+on the core that the next side needs."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Sample:
 def keep_freed_memory() -> None:
     """Starts this script again with an allocator that keeps what is freed.
 
-    glibc gives large buffers back at once, and whoever allocates some per call then pays for page faults:
-    that would be measured in place of the arithmetic.
+    glibc returns large buffers to the system at once, and code that allocates some per call then pays for
+    page faults, which would be measured instead of the arithmetic.
     """
     if "MALLOC_TRIM_THRESHOLD_" not in os.environ:
         keep = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(1 << 32)}

@@ -86,7 +86,7 @@ def verify_attention(s: Setting) -> Work:
 
 
 def draft_attention(s: Setting) -> Work:
-    """The same of a block over the draft's context."""
+    """The same for a block over the draft's context."""
     keys, rows = s.requests * (s.context + BLOCK), s.requests * BLOCK
     read = 2 * keys * DRAFT_KEY_HEADS * DRAFT_HEAD_DIM * HALF + rows * DRAFT_HEADS * DRAFT_HEAD_DIM * HALF
     written = rows * DRAFT_HEADS * DRAFT_HEAD_DIM * HALF

@@ -1,7 +1,6 @@
 """The short measurements of docs/benchmarks.md, one after the other; the long ones have commands there.
 
-    python benchmarks/run.py            # about ten minutes on two cores; SmolLM2 only if it was fetched
-    before
+    python benchmarks/run.py    # about ten minutes on two cores; SmolLM2 only if it was fetched before
 
 `make bench` runs this. The machine should do nothing else meanwhile.
 """

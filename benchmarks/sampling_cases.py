@@ -1,4 +1,4 @@
-"""Verify sampling and Markov chains by kernels, beside the core's decisions on the same numbers."""
+"""Verify sampling and Markov chains by kernels, against the core's decisions on the same numbers."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class SamplingCase:
         self._sampler = Sampler(choice.kernels, device, {"markov": moved})
 
     def run(self, plan: _core.ChainPlan | _core.VerifyPlan) -> bytes:
-        """The copies of a plan and of its outcome, and the kernels between them."""
+        """Copies a plan to the device, runs its kernels, and copies the outcome back."""
         return self._sampler.run(plan)[0]
 
     def chain_plan(self) -> _core.ChainPlan:
-        """Of the chains of all requests."""
+        """The plan of all requests' chains."""
         return _core.ChainPlan(
             self.anchors,
             self._there["base"],
@@ -77,24 +77,25 @@ class SamplingCase:
         )
 
     def chain(self) -> list[tuple[list[int], list[float]]]:
-        """Drafted tokens by kernel, and confidences, of which there are none."""
+        """Tokens drafted by kernel, and their confidences, of which there are none."""
         plan = self.chain_plan()
         return plan.read(self.run(plan))
 
     def verify_plan(self, ids: list[list[int]]) -> _core.VerifyPlan:
-        """Of the verdicts. The draft's law is that without the Markov bias: another than the chain's, and a
-        law all the same."""
+        """The plan of the verdicts. The draft's distribution is the one without the Markov bias: not the
+        chain's, but just as valid."""
         return _core.VerifyPlan(
             self._there["target"], ids, self._there["base"], self.rule, self.params, self.noise, self.history
         )
 
     def verdict(self, ids: list[list[int]]) -> list[tuple[int, int, bool]]:
-        """Kept tokens and the token behind them, by kernel; and whether a margin was within rounding."""
+        """The number of kept tokens and the token after them, by kernel; and whether a margin was within
+        rounding."""
         plan = self.verify_plan(ids)
         return plan.read(self.run(plan))
 
     def core_chain(self) -> list[list[int]]:
-        """The core's, request by request."""
+        """The core's chains, request by request."""
         rows = self.base.split(self.block)
         given = zip(self.anchors, rows, self.params, self.noise, strict=True)
         return [
@@ -103,13 +104,14 @@ class SamplingCase:
         ]
 
     def core_verdict(self, ids: list[list[int]]) -> list[Any]:
-        """The core's."""
+        """The core's verdicts."""
         return _core.accept_batch(
             self.target, ids, self.base, self.rule, self.params, self.noise, self.history
         )
 
     def differences(self) -> tuple[int, int]:
-        """Chains and verdicts unlike the core's, close margins aside, and how many of those there are."""
+        """How many chains and verdicts differ from the core's, not counting verdicts with close margins, and
+        how many of these there are."""
         ids = self.core_chain()
         chains = sum(ours != core for (ours, _), core in zip(self.chain(), ids, strict=True))
         ids = [tokens + [0] * (self.block - len(tokens)) for tokens in ids]

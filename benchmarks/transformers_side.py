@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def start(path: Path, tokens: int, threads: int) -> Callable[[list[int]], None]:
-    """Starts the process; each call of what is returned answers one prompt."""
+    """Starts the process; each call of the returned function answers one prompt."""
     process = subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,

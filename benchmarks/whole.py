@@ -2,10 +2,10 @@
 
     python benchmarks/whole.py [--model tiny|smollm2] [--turns 7] [--batches 1 8] [--dtype auto]
 
-Ours with and without the draft run on one engine and take turns on the same eight prompts, `batch` at a
-time, of which it keeps prefixes of a page or more; a cell is the median over turns with its quartiles.
+dspark with and without the draft runs on one engine and takes turns on the same eight prompts, `batch` at a
+time; the engine keeps their prefixes of a page or more. A cell is the median over turns with its quartiles.
 transformers (float32, batch 1, temperature 0) takes turns with them from a process of its own; there every
-run has a prompt that was not asked before, for transformers keeps nothing.
+run has a prompt that was not asked before, because transformers keeps nothing.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def ours(
 
 
 def never_asked(prompt: list[int]) -> Iterator[list[int]]:
-    """The prompt behind another token each time: what is kept of one is of no use to the next."""
-    return ([first, *prompt] for first in count(100))  # behind the special tokens, within any vocabulary
+    """The prompt after a different token each time, so that what is kept of one is of no use to the next."""
+    return ([first, *prompt] for first in count(100))  # after the special tokens, within any vocabulary
 
 
 def against_transformers(options: argparse.Namespace, pair: Pair, decoder: DSparkDecoder) -> None:

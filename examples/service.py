@@ -69,18 +69,18 @@ def sampling(given: dict[str, Any], timeout: float) -> SamplingParams:
 
 
 def token_id(key: str) -> int | str:
-    """What is no token id by far stays what it is, for the library to refuse: `int` has limits of its own."""
+    """Leaves what is clearly not a token id for the library to refuse, as `int` has limits of its own."""
     return int(key) if key.isdecimal() and len(key) < 20 else key
 
 
 def account(result: GenerationResult) -> dict[str, Any]:
-    """What the last event tells beside its text."""
+    """What the last event has in addition to its text."""
     why = {"finish_reason": result.finish_reason, "stop_reason": result.stop_reason}
     usage = {"prompt_tokens": len(result.prompt_token_ids), "completion_tokens": len(result.token_ids)}
     speculation = {"state": result.speculation, "acceptance_length": result.acceptance_length}
     found = {**why, "usage": usage, "speculation": speculation}
     if result.logprobs is not None:
-        # JSON has no infinity, which is the logprob of a token that cannot come.
+        # JSON has no infinity, which is the log probability of an impossible token.
         rows = [{str(t): p if math.isfinite(p) else None for t, p in row.items()} for row in result.logprobs]
         found["logprobs"] = rows
     return found
@@ -89,7 +89,7 @@ def account(result: GenerationResult) -> dict[str, Any]:
 async def with_pauses(stream: AsyncIterator[StreamPiece]) -> AsyncIterator[StreamPiece | None]:
     """The pieces, and `None` whenever none has come for `PING` seconds."""
     while True:
-        # A task of its own, which a pause leaves alone: to cancel it is to cancel the request.
+        # A task of its own, which a pause does not cancel, because that would cancel the request.
         waiting = asyncio.ensure_future(anext(stream))
         try:
             while not (await asyncio.wait([waiting], timeout=PING))[0]:
@@ -103,7 +103,7 @@ async def with_pauses(stream: AsyncIterator[StreamPiece]) -> AsyncIterator[Strea
 
 
 class BodyLimit:
-    """Middleware: bodies of more than `most` bytes get a 413, and are never in memory as a whole."""
+    """Middleware: bodies of more than `most` bytes get a 413, and are never held in memory as a whole."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self.app, self.most = app, most
@@ -116,7 +116,7 @@ class BodyLimit:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self.most:
-                while message.get("more_body", False):  # answered sooner, the client would see a reset
+                while message.get("more_body", False):  # with an earlier answer, the client would see a reset
                     message = await receive()
                 raise HTTPException(413, f"the body has more than {self.most} bytes")
             return message
@@ -125,7 +125,7 @@ class BodyLimit:
 
 
 def make_app(decoder: DSparkDecoder, timeout: float = 300.0, max_body: int = 1 << 20) -> FastAPI:
-    """The routes; `app.state.draining = True` lets them refuse new requests."""
+    """The routes; `app.state.draining = True` makes them refuse new requests."""
     app = FastAPI(title="dspark")
     app.add_middleware(BodyLimit, most=max_body)
     app.state.draining = False
@@ -138,7 +138,7 @@ def make_app(decoder: DSparkDecoder, timeout: float = 300.0, max_body: int = 1 <
 
     async def answer(read: Callable[[], Sequence[int]], params: dict[str, Any]) -> EventSourceResponse:
         check_open()
-        # In a thread: a long text takes a while, and the other streams go on.
+        # In a thread, so that other streams go on while a long text is read.
         prompt = await asyncio.to_thread(read)
         # Submitted before the response begins, so that a refusal has its own status.
         stream = decoder.astream(prompt, sampling(params, timeout))
@@ -178,7 +178,7 @@ def make_app(decoder: DSparkDecoder, timeout: float = 300.0, max_body: int = 1 <
     async def refused(request: Request, error: DSparkError) -> JSONResponse:
         headers = {"Retry-After": "1"} if isinstance(error, QueueFullError) else None
         status = 503 if headers or decoder.state != "running" else 400
-        # It may quote what the client sent, lone surrogates too, which UTF-8 does not have.
+        # It may quote what the client sent, even lone surrogates, which UTF-8 cannot encode.
         detail = str(error).encode("utf-8", "backslashreplace").decode()
         return JSONResponse({"detail": detail}, status, headers)
 

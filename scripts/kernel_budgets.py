@@ -1,4 +1,4 @@
-"""Writes cuda/budgets.toml anew: the registers that kernels use now, in whole eights."""
+"""Rewrites cuda/budgets.toml with the registers that kernels use now, rounded up to multiples of eight."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from dspark.cli.kernels import TESTED
 from dspark.kernels import find_nvrtc, kernel_cache
 
 STEP = 8
-"""Registers are given to threads in eights."""
+"""Threads get registers in units of eight."""
 
 HEAD = """\
 # Registers of a thread that each kernel may use, by architecture. test_cuda_compile.py holds them to

@@ -1,6 +1,6 @@
 """The licences of the crates that are linked into the extension, for the wheel: notices.py FILE.
 
-Each crate's own licence files, as cargo has them; one without any gets the name of its licence.
+Each crate's own licence files, as cargo has them; for a crate without any, the name of its licence.
 """
 
 import json

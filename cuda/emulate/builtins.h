@@ -1,4 +1,4 @@
-// CUDA's words and built-in functions, as far as kernels here use them.
+// CUDA's keywords and built-in functions, as far as the kernels here use them.
 #pragma once
 
 #define __device__
@@ -81,7 +81,7 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EMULATE
 // ---- Memory ----------------------------------------------------------------------------------------------------------
 
 namespace emulate {
-// Replaces *at by change(*at) at once, without ordering anything else: returns what was there.
+// Replaces *at by change(*at) atomically, without ordering anything else; returns the old value.
 template <class T, class Change>
 T change(T* at, Change change) {
   std::atomic_ref<T> cell(*at);
@@ -128,7 +128,7 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
   return static_cast<std::common_type_t<A, B>>(a) < static_cast<std::common_type_t<A, B>>(b) ? b : a;
 }
 
-// Rounded on their own, whatever a compiler may fuse (the host's is told not to).
+// Each rounded on its own, whatever a compiler may fuse (the host's is told not to).
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }

@@ -60,7 +60,7 @@ thread_local std::vector<void*> contexts;
 thread_local std::string sentence;
 char primary_context;  // its address is the handle
 
-// The code that was ordered for this call, or 0.
+// The code that this call was ordered to return, or 0.
 int ordered(const char* function) {
   std::lock_guard lock(state.guard);
   const char* wish = std::getenv("DSPARK_STANDIN_FAIL");
@@ -83,8 +83,8 @@ int architecture() {
   return text ? std::atoi(text) : 90;
 }
 
-// Bytes of shared memory that a block can have if it asks for them. What the driver keeps of a block, and what a kernel
-// may have of static memory, are no longer free for dynamic memory: asking for the whole fails, here always.
+// `most_shared` is the shared memory, in bytes, that a block can have if it asks for it. The driver's share of a block
+// and a kernel's static memory are not free for dynamic memory: asking for the whole fails, here always.
 constexpr int kReserved = 1024;
 
 int most_shared() { return architecture() >= 120 ? 101376 : 166912; }

@@ -1,7 +1,7 @@
-// CUDA's threads on the host: what kernels name, so that a host compiler takes them and they run.
+// CUDA's threads on the host: all that kernels name, so that a host compiler takes them and they run.
 //
 // A block's threads are fibers on one thread (fibers.cpp: fast), or threads (threads.cpp with EMULATE_THREADS: so that
-// the thread sanitizer sees races). Blocks run one after another. What would hang or be undefined on a device is an
+// the thread sanitizer sees races). Blocks run one after another. What would hang or be undefined on a device throws an
 // `Error` with a sentence.
 #pragma once
 
@@ -81,8 +81,8 @@ inline void check_mask(unsigned mask, Site site) {
   if (mask != 0xffffffffu) throw Error(site.text() + " names some lanes only: a full mask is expected");
 }
 
-// Each lane gives a value and reads the one of lane `source`. Two halves of slots in turn: a lane comes back to a half
-// after a meeting which all lanes reach only when they have read it.
+// Each lane gives a value and reads that of lane `source`. Two halves of slots are used in turn: a lane returns to a
+// half only after a meeting that all lanes reach after they have read that half.
 template <class T>
 T exchange(T value, unsigned source, Site site) {
   static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>);
@@ -134,7 +134,7 @@ void launch(const char* entry, Index grid, unsigned threads, std::size_t shared_
             std::size_t args_bytes);
 // Runs one block of `threads` threads, each calling `run(args)`; given by fibers.cpp or threads.cpp.
 void run_block(unsigned threads, void (*run)(const void*), const void* args);
-// For the sentence about a block that cannot go on: who waits where.
+// For the sentence about a block that cannot go on: which threads wait where.
 std::string stuck(unsigned returned);
 
 float from_half(std::uint16_t bits);

@@ -13,7 +13,7 @@
 #define ASAN_UNPOISON_MEMORY_REGION(start, bytes)
 #endif
 
-// Elsewhere the C library switches stacks.
+// On other machines the C library switches stacks.
 #if defined(__x86_64__) && !defined(EMULATE_UCONTEXT)
 #define OWN_SWITCH 1
 #else
@@ -25,7 +25,7 @@ namespace emulate {
 
 namespace {
 
-constexpr std::size_t kStack = 256 * 1024;  // of which only touched pages count
+constexpr std::size_t kStack = 256 * 1024;  // of which only touched pages take memory
 
 // A stack to run on, and where it stopped.
 struct Context {
@@ -64,8 +64,8 @@ struct Crew {
 Crew crew;
 
 #if OWN_SWITCH
-// The registers that a call keeps go on the stack, and the stack is changed. (swapcontext does the same with a system call
-// for the signal mask, thirty times slower.)
+// Pushes the registers that a call preserves and switches the stack. (swapcontext also makes a system call for the
+// signal mask and is thirty times slower.)
 extern "C" void emulate_switch_stack(void** from, void* to);
 asm(R"(
   .text

@@ -1,5 +1,5 @@
-// One launch from a file, for the sanitizers: they want a program of their own, and each buffer in an allocation of its
-// exact size. Reads FILE, launches, writes the buffers back. Exit code 3 and a sentence on standard error where the
+// Runs one launch from a file, for the sanitizers: they need a program of their own, and each buffer in an allocation
+// of its exact size. Reads FILE, launches, writes the buffers back. Exit code 3 and a sentence on standard error if the
 // emulation refuses.
 //
 // The file: entry name (64 bytes), grid x y z, threads, shared bytes, bytes of arguments, number of buffers (int64 each),
@@ -31,7 +31,7 @@ T read_one(std::FILE* file) {
   return value;
 }
 
-// With `back`, from the new addresses to the old ones.
+// Turns old addresses into new ones; with `back`, new ones into old ones.
 void relocate(unsigned char* bytes, std::size_t size, const std::vector<Buffer>& buffers, bool back) {
   for (std::size_t i = 0; i + 8 <= size; i += 8) {
     std::uint64_t value;

@@ -11,8 +11,8 @@ namespace emulate {
 
 namespace {
 
-// What nobody wrote reads as NaN (float32, float16, bfloat16) or -1: it spreads through sums, and as an index it is out
-// of bounds. Other bytes can be set: 0xA5, say, is a float of -2.9e-16, which a sum swallows.
+// Memory that was never written reads as NaN (float32, float16, bfloat16) or -1: NaN spreads through sums, and as an
+// index -1 is out of bounds. Not every byte does that: 0xA5, say, makes a float of -2.9e-16, which a sum swallows.
 constexpr int kPoison = 0xff;
 
 std::map<std::string, Entry>& entries() {
@@ -173,7 +173,7 @@ thread_local std::string last_error;
 
 extern "C" {
 
-// Runs a grid. 0, or 1 with a sentence in emulate_error().
+// Runs a grid. Returns 0, or 1 with a sentence in emulate_error().
 int emulate_launch(const char* entry, const unsigned* grid, unsigned threads, unsigned shared_bytes, const void* args,
                    std::size_t args_bytes) {
   try {

@@ -1,5 +1,5 @@
-// A block's threads as threads, for the thread sanitizer. A group has a lock of its own, so that only threads which
-// meet are ordered; everything that all of them touch is relaxed, or a race would hide behind it.
+// A block's threads as threads of the host, for the thread sanitizer. Each group has its own lock, so that only threads
+// that meet are ordered; everything that all of them touch is relaxed, since a race would hide behind any order.
 #ifndef EMULATE_THREADS
 #error "every file is compiled with EMULATE_THREADS, or none"
 #endif
@@ -39,7 +39,7 @@ void fail(const std::string& sentence) {
   for (Group& warp : block.warps) wake(warp);
 }
 
-// The caller stops running, by waiting or by returning. If nobody is left who could go on while some wait, that is it.
+// The caller stops running, by waiting or by returning. If no thread can go on while some wait, the block fails.
 void stop_running() {
   if (crew.running.fetch_sub(1, std::memory_order_relaxed) > 1) return;
   unsigned waiting = 0;

@@ -1,19 +1,19 @@
-// Copies of 16 bytes from global to shared memory that go on while a thread computes, in groups.
+// Copies of 16 bytes from global to shared memory, in groups, that run while a thread computes.
 #pragma once
 
 #ifdef __CUDA_ARCH__
 
-// Without `wanted`, zeros; `from` is then not read.
+// If not `wanted`, writes zeros and does not read `from`.
 __device__ inline void copy_async(void* to, const void* from, bool wanted) {
   const uint32_t address = uint32_t(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(wanted ? 16 : 0)
                  : "memory");
 }
 
-// Ends the group of this thread's copies since the last call.
+// Closes the group of this thread's copies since the last call.
 __device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until at most the last PENDING groups of this thread are under way.
+// Waits until at most the last PENDING groups of this thread are still under way.
 template <int PENDING>
 __device__ inline void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -21,7 +21,7 @@ __device__ inline void await_copies() {
 
 #else
 
-// On the host a copy happens as late as it may: when it is waited for. So a missing wait reads what was there before.
+// On the host, a copy happens as late as it may: when it is waited for. A missing wait thus reads the old contents.
 struct LateCopies {
   static constexpr int MOST = 64, GROUPS = 8;
   struct {

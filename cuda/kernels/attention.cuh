@@ -1,18 +1,18 @@
-// Attention of the newest rows of many requests over their cached keys and values, which are read once for all rows of a
-// request and all query heads of a key head.
+// Attention of the newest rows of many requests over their cached keys and values, which are read once for all rows of
+// a request and all query heads of a key head.
 //
-// A block takes a chunk of one request's keys and one key head. Its queries, (row, head of the group), stand in tiles of
-// 16 as a tensor core wants them. Two warps share a query tile: each scores 16 keys of a tile, both weigh all of them, and each
-// sums up half of the values' columns, so that the sums fit into registers. Tiles of keys and values come through a ring in
-// shared memory, a few ahead. Where a request's keys are split, its chunks leave states behind that
-// `merge_chunks` unites in a launch of its own: blocks cannot wait for each other.
+// A block takes a chunk of one request's keys and one key head. Its queries, (row, head of the group), form tiles of
+// 16, as tensor cores need them. Two warps share a query tile: each scores 16 keys of a tile, both weigh all of them,
+// and each sums up half of the values' columns, so that the sums fit into registers. Tiles of keys and values come
+// through a ring in shared memory, a few ahead. If a request's keys are split, its chunks leave states that
+// `merge_chunks` merges in a launch of its own, because blocks cannot wait for each other.
 #pragma once
 #include "async_copy.cuh"
 #include "attention_args.cuh"
 #include "attention_merge.cuh"
 #include "attention_products.cuh"
 
-constexpr int kTile = 16;   // queries that a warp has, and keys that it scores of a tile
+constexpr int kTile = 16;   // queries of a warp, and keys of a tile that it scores
 constexpr int kStages = 4;  // of the ring
 
 // Heads are cut into pieces of 16 bytes.
@@ -27,8 +27,8 @@ struct Shape {
   static constexpr int threads = kLanes * parts * most_tiles;
   static constexpr int stage = keys * pieces;  // pieces of a stage
 
-  // Where piece `piece + more` of a row lies, `more` being 0 or 1 and `piece` even. Eight rows of one column of pieces lie
-  // in different banks.
+  // Where piece `piece + more` of a row is stored; `more` is 0 or 1, and `piece` is even. Eight rows of one column of
+  // pieces are in different banks.
   __device__ static int at(int row, int piece, int more) {
     constexpr int turn = pieces < 8 ? pieces - 1 : 7;
     return row * pieces + (piece & ~turn) + (((piece & turn) | more) ^ (row & turn));
@@ -86,7 +86,7 @@ struct Attend {
       }
       end_copies();
     };
-    // The oldest step is there, and the stage of the one before it is free.
+    // Waits until the oldest step has arrived; then the stage of the step before it is free for the next fetch.
     auto next = [&](int step) {
       await_copies<kStages - 2>();
       __syncthreads();
@@ -94,7 +94,7 @@ struct Attend {
       return ring + step % kStages * S::stage;
     };
 
-    // Of this query tile: [parts, 8 numbers of a lane, lanes].
+    // Scores exchanged within this query tile: [parts, 8 numbers of a lane, lanes].
     float* const exchange =
         reinterpret_cast<float*>(ring + kStages * S::stage) + query_tile * S::parts * 8 * kLanes + lane_id();
 
@@ -133,7 +133,7 @@ struct Attend {
     if (busy) chunk.slot < 0 ? finish(states, sums) : leave(states, sums);
   }
 
-  // The new keys and values of the chunk go behind the cached ones, where nobody reads in this launch.
+  // Writes the chunk's new keys and values behind the cached ones, where nothing reads in this launch.
   __device__ void keep_fresh() const {
     const Source<T, SIZE> source(args, segment, head);
     const int from = max(static_cast<int>(chunk.start), length), fresh = static_cast<int>(chunk.stop) - from;
@@ -169,7 +169,7 @@ struct Attend {
     }
   }
 
-  // Takes what a row does not see out of the scores of 16 keys from position `first` on.
+  // Hides, in the scores of 16 keys from position `first` on, those that a row does not see.
   __device__ static void hide(Scores& scores, const Span (&seen)[2], int first) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -178,7 +178,7 @@ struct Attend {
     }
   }
 
-  // What the warps of a query tile score, they show each other; the barrier between is that of the ring.
+  // The warps of a query tile exchange their scores; the barrier between `show` and `look` is that of the ring.
   __device__ void show(const Scores& scores, float* exchange) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) exchange[(part * 8 + i) * kLanes] = scores[i / 4][i % 4];
@@ -189,7 +189,7 @@ struct Attend {
     for (int i = 0; i < 8 * S::parts; ++i) scores[i / 8][i / 4 % 2][i % 4] = exchange[i * kLanes];
   }
 
-  // Turns scores into weights and brings what was summed before to their scale.
+  // Turns scores into weights and rescales the earlier sums.
   __device__ static void weigh(Scores (&scores)[S::parts], Softmax (&states)[2], Sums& sums) {
     float factors[2];
 #pragma unroll

@@ -1,4 +1,4 @@
-// What the launches of a pass's attention are given, and where keys and values lie.
+// Arguments of the launches of a pass's attention, and where keys and values are.
 #pragma once
 #include "online_softmax.cuh"
 #include "reach.cuh"
@@ -8,13 +8,13 @@
 struct Segment {
   int64_t cache;                       // address
   int64_t layer_stride, head_stride;   // elements
-  int64_t pages;                       // address of int32 page numbers; 0: positions are places
+  int64_t pages;                       // address of int32 page numbers; 0: place(t) = t
   int64_t length, rows;                // positions cached, new rows behind them
-  int64_t first;                       // the first of these in the pass
+  int64_t first;                       // index of the first new row in the pass
 };
 
-// Keys start .. stop - 1 of a segment: what a block does for each key head. `slot`: where its states go; -1: the chunk is
-// all that the rows see, and the outcome goes to `out`.
+// Keys start .. stop - 1 of a segment: the work of a block for each key head. `slot`: where its states go; -1: the
+// chunk is all that the rows see, and the result goes to `out`.
 struct Chunk {
   int64_t segment, start, stop, slot;
 };
@@ -36,7 +36,7 @@ struct AttendArgs {
   int32_t layer;
   int32_t key_heads, groups;  // groups: query heads of a key head
   int32_t queries;            // of a key head: the most that a segment has
-  int32_t page_shift;         // positions of a page, a power of two
+  int32_t page_shift;         // log2 of the positions of a page
   Reach reach;
 };
 
@@ -60,8 +60,8 @@ struct Source {
     length = static_cast<int32_t>(segment.length);
   }
 
-  // Elements from a key to its value. Asynchronous copies clobber memory, so the segment would be read again for each; but
-  // float32 heads of 256 have no register left to keep it in.
+  // Elements from a key to its value. Asynchronous copies clobber memory, so without `stride_of_values` the segment is
+  // read again for each; float32 does that, since heads of 256 have no register left to keep the stride in.
   __device__ int64_t to_values() const {
     if constexpr (sizeof(T) == 4)
       return args.key_heads * segment.head_stride;

@@ -1,8 +1,8 @@
-// The states that the chunks of split requests left become their outcome.
+// Merges the states that the chunks of split requests left into the requests' results.
 #pragma once
 #include "attention_args.cuh"
 
-// Blocks: splits, rows (the most of a segment), query heads by four: a warp for each.
+// Blocks: splits, rows (the most of a segment), query heads in fours: a warp for each head.
 template <class T, int SIZE>
 __device__ inline void merge_chunks(const AttendArgs& args) {
   constexpr int width = SIZE >= 4 * kLanes ? 4 : SIZE > kLanes ? SIZE / kLanes : 1;  // columns of a pack

@@ -2,10 +2,10 @@
 #pragma once
 #include "warp_matrix.cuh"
 
-// Of 16 queries with 16 keys: [16, 8] twice, as `warp_matrix.cuh` has C.
+// Products of 16 queries with 16 keys: twice [16, 8], laid out like C in `warp_matrix.cuh`.
 using Scores = float[2][4];
 
-// What differs between numbers of 16 and of 32 bits. `add_values` takes a part of the columns, from piece `first` on.
+// What differs between 16-bit and 32-bit numbers. `add_values` takes a part of the columns, from piece `first` on.
 template <class T>
 struct Products;
 
@@ -45,11 +45,12 @@ struct Products<f16> : HalfProducts<f16> {
   }
 };
 
-// A float32 is two numbers of 11 bits and a rest below 2^-22: three products make a product of it. Both have their low 13
-// bits cleared, so that nothing hangs on what the hardware does with them. Tensor cores cut where a float32 addition
-// rounds: each product may lose an ulp of what it is added to, always towards zero. Along a chunk of n keys that is at most
-// 3 n / 8 * 2^-23 of the largest partial sum (2e-4 at 4096 keys), and 1e-5 of a score at heads of 256. Sums of fewer keys,
-// added up by float32 additions, would lose less, and take registers that are not there: at 256 they spill.
+// A float32 is the sum of two numbers of 11 bits and a rest below 2^-22, so that three products make up a product of
+// two float32. Both numbers have their low 13 bits cleared, so that nothing depends on what the hardware does with
+// these bits. Tensor cores truncate where a float32 addition rounds: each product may lose an ulp of what it is added
+// to, always towards zero. Along a chunk of n keys that is at most 3 n / 8 * 2^-23 of the largest partial sum (2e-4 at
+// 4096 keys), and 1e-5 of a score at heads of 256. Sums of fewer keys, added up by float32 additions, would lose less,
+// but take more registers than there are: at 256 they spill.
 template <>
 struct Products<float> {
   __device__ static void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -61,7 +62,7 @@ struct Products<float> {
     product_of_tf32(c, high, leading(b0), leading(b1));
   }
 
-  // Keys 2 t and 2 t + 1 stand for t and t + 4 on both sides, so that weights are where the product wants them.
+  // On both sides, keys 2 t and 2 t + 1 take the places of t and t + 4, where the product needs the weights.
   template <class Shape>
   __device__ static void add_values(float (*out)[4], const Scores& weights, const Pack<uint32_t, 4>* values,
                                     int first) {

@@ -4,7 +4,7 @@
 
 using sampling::SampleArgs;
 
-// 1: as in sampling.cu.
+// For the 1, see sampling.cu.
 KERNEL(chain_latent, SampleArgs, 128, 1) { sampling::latent(args); }
 KERNEL(chain_bend, SampleArgs, 128) { sampling::bend(args); }
 KERNEL(chain_draw, SampleArgs, 256, 1) { sampling::draw(args); }

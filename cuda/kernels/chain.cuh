@@ -1,6 +1,6 @@
-// The Markov chain of a block (rust/src/chain): each step bends the base logits by the token that the step before it
-// drew, and draws from the law that the request's parameters make of them. The law stays where it is: it is the q of the
-// acceptance rule. A step is a few launches; nothing of it goes through the host.
+// The Markov chain of a block (rust/src/chain): each step biases the base logits by the token that the previous step
+// drew, and draws from the law (distribution) that the request's parameters make of them. The law stays in device
+// memory: it is the q of the acceptance rule. A step is a few launches; nothing of it goes through the host.
 #pragma once
 #include "law.cuh"
 
@@ -22,8 +22,8 @@ __device__ inline Slot slot_of(const SampleArgs& args, int request, int slot) {
   return {request, slot, request * args.stride + slot, previous};
 }
 
-// Products of rows with a vector, 16 lanes a row as in rust/src/linear.rs: sums run in lanes, unfused, and are then
-// added up in pairs. `x(i)` gives the vector. Every lane of the row's half warp gets the product.
+// Product of a row with a vector in 16 lanes, as in rust/src/linear.rs: sums run in lanes, unfused, and are then added
+// up in pairs. `x(i)` is element i of the vector. Every lane of the row's half warp gets the product.
 template <class T, class X>
 __device__ float lane_dot(const T* row, int count, X x) {
   float sum = 0.0f;
@@ -46,12 +46,12 @@ __device__ inline float at(const Matrix& matrix, long long row, int column) {
   return widen((const void*)matrix.data, matrix.dtype, row * matrix.stride + column);
 }
 
-// Row of W1 of the token before a slot; the first where that has none (and then nothing is drawn).
+// Row of W1 for the token before a slot; row 0 if that token has none (then nothing is drawn).
 __device__ inline int embedding(const SampleArgs& args, const Slot& slot) {
   return slot.previous < (u32)args.heads.w1.rows ? (int)slot.previous : 0;
 }
 
-// [h; e], or its hidden part alone where there is no Markov head.
+// [h; e], or its hidden part alone if there is no Markov head.
 struct Features {
   const Matrix& hidden;
   const Matrix& w1;
@@ -73,8 +73,8 @@ __device__ inline double sigmoid(double x) {
   return x >= 0.0 ? 1.0 / (1.0 + e) : e / (1.0 + e);
 }
 
-// Grid (requests, rank / 8): what a gated or RNN head makes of the token before the slot, half a warp for each of 8
-// elements. `args.offset` is the slot; -1 is the anchor's own, through which the state of some RNN heads goes.
+// Grid (requests, rank / 8): the latent that a gated or RNN head makes of the token before the slot, half a warp for
+// each of 8 elements. `args.offset` is the slot; -1 is the anchor's own, over which the state of some RNN heads goes.
 __device__ inline void latent(const SampleArgs& args) {
   const Heads& heads = args.heads;
   const Slot slot = slot_of(args, blockIdx.x, args.offset);
@@ -92,7 +92,7 @@ __device__ inline void latent(const SampleArgs& args) {
   };
   for (int half = threadIdx.x / 16; half < LATENT_ROWS; half += blockDim.x / 16) {
     const int i = blockIdx.y * LATENT_ROWS + half;
-    const int row = i < rank ? i : 0;  // lanes without an element of their own keep the others company
+    const int row = i < rank ? i : 0;  // lanes without an element of their own join in the shuffles
     const bool writes = i < rank && threadIdx.x % 16 == 0;
     const auto projected = [&](int r, bool joint) {
       const float product = joint ? dot(heads.latent, r, input) : dot(heads.latent, r, x);
@@ -111,7 +111,7 @@ __device__ inline void latent(const SampleArgs& args) {
 }
 
 // Grid (requests, tiles): biased logits of the slot `args.offset`, after the request's own bias and penalties. Requests
-// come first, so that those that run together read the same part of W2.
+// are the first dimension, so that blocks that run together read the same part of W2.
 __device__ inline void bend(const SampleArgs& args) {
   SHARED(tile, float[TILE]);
   SHARED(latent, float[MOST_RANK]);

@@ -1,8 +1,8 @@
-// top-k, top-p and min-p without a sort: the logits that stay are a prefix of the row in the order of falling logits and
-// rising columns, so what is looked for is one cut in that order. It is found digit by digit of the logits' bits, from
-// a histogram of how many logits have a digit and what they weigh.
+// top-k, top-p and min-p without a sort: the logits that stay are a prefix of the row in the order of falling logits
+// and rising columns, so only one cut in that order has to be found. It is found digit by digit of the logits' bits,
+// from a histogram of how many logits have a digit and what they weigh.
 //
-// Weights are added up as integers, exactly and so in any order with the same result.
+// Weights are added up exactly, as integers, so that any order gives the same result.
 #pragma once
 #include "weights.cuh"
 
@@ -10,7 +10,7 @@ namespace sampling {
 
 constexpr int BINS = 2048;
 
-// Some of a row's logits: their number, and their weights in units of 2^-44 and of 2^-88.
+// A set of a row's logits: their number, and the sum of their weights in units of 2^-44 and of 2^-88.
 struct Mass {
   u64 high, low;
   u32 count;
@@ -19,15 +19,16 @@ struct Mass {
   __device__ double weight() const { return (double)high * 0x1p-44 + (double)low * 0x1p-88; }
 };
 
-// One logit of a weight of at most 1: fewer than 2^20 of them can be added up. Exact down to 2^-64, which 24 bits below it end the second word.
+// The mass of one logit whose weight is at most 1: fewer than 2^20 of them can be added up. Exact for weights down to
+// 2^-64, whose 24 bits end within the second word.
 __device__ inline Mass mass_of(float weight) {
   const float scaled = weight * 0x1p44f;
   const u64 high = (u64)scaled;
   return {high, (u64)((scaled - (float)high) * 0x1p44f), 1};
 }
 
-// Adds to one of the block's 64-bit sums, in any order with the same result: shared memory adds 32 bits at once, and what
-// is carried over is known from the old low word.
+// Adds to one of the block's 64-bit sums; any order gives the same result. Shared memory adds 32 bits at once, and the
+// carry is known from the old low word.
 __device__ inline void add_to(u64* sum, u64 value) {
   u32* words = reinterpret_cast<u32*>(sum);  // low word first
   const u32 low = (u32)value;
@@ -44,17 +45,17 @@ struct Histogram {
   u32 count[BINS];
 };
 
-// How much of the top of a row stays: logits while those ahead are fewer, or weigh less, than `part` of `whole`; a
-// whole of 0 is all there is.
+// How much of the top of a row stays: a logit stays while those ahead of it are fewer, or weigh less, than `part` of
+// `whole`; a `whole` of 0 stands for all of the row.
 struct Budget {
   bool counts;
-  bool weighs;  // whether what stays has to be weighed: where it counts, for the next budget
+  bool weighs;  // whether to weigh what stays; a budget that counts does it for the next budget
   double part, whole;
 
   __device__ double measure(const Mass& mass) const { return counts ? (double)mass.count : mass.weight(); }
 };
 
-// A row under the knife, and where the search stands: shared by the block.
+// The state of the search for a row's cut, shared by the block.
 struct Search {
   Histogram histogram;
   Mass ahead;       // logits above the digits found so far
@@ -93,7 +94,7 @@ struct Knife {
   }
 };
 
-// Finds from the top the bin in which the budget runs out. By the first warp.
+// Finds, from the top, the bin in which the budget runs out. Called by the first warp.
 __device__ inline void find_bin(Search& search, const Budget& budget, int bins, int shift) {
   const int lane = threadIdx.x, run = bins / 32;
   const Histogram& histogram = search.histogram;
@@ -140,8 +141,8 @@ __device__ inline void find_bin(Search& search, const Budget& budget, int bins, 
   }
 }
 
-// Cuts the row where the budget runs out: the cut's key is search.prefix, and search.rank of the logits at it stay.
-// All of them stay if search.is_reached is false.
+// Cuts the row where the budget runs out: the cut's key is search.prefix, and search.rank of the logits at it stay. The
+// whole row stays if search.is_reached is false.
 __device__ inline void descend(const Knife& knife, const Budget& budget, Search& search) {
   const bool is_first = threadIdx.x == 0;
   if (is_first) search.ahead = Mass{0, 0, 0}, search.prefix = 0, search.is_reached = 1;
@@ -179,7 +180,7 @@ __device__ inline void descend(const Knife& knife, const Budget& budget, Search&
   __syncthreads();
 }
 
-// The column of the rank-th logit at the cut, from the left, as search.index.
+// Finds the column of the rank-th logit at the cut, from the left, as search.index.
 __device__ inline void find_tie(const Knife& knife, u32 rank, Search& search) {
   const int lane = threadIdx.x % 32;
   u32* counts = search.histogram.count;

@@ -1,6 +1,6 @@
-// Takes the first `count` rows of a pass into one request's states, in place, all layers in one launch: from S
-// to c S + sum over rows of (c / c_r) k_r u_r^T, one read and one write of the state; the convolution keeps its
-// last inputs. One block per value head and layer.
+// Adds the first `count` rows of a pass to one request's states, in place, all layers in one launch: S becomes
+// c S + sum over rows of (c / c_r) k_r u_r^T, with one read and one write of the state; the convolution keeps its last
+// inputs. One block per value head and layer.
 #pragma once
 #include "gated_delta.cuh"
 
@@ -9,7 +9,7 @@ namespace gated_delta {
 struct CarryArgs {
   float* state;             // [layers, key heads, key_dim, groups, value_dim]
   float* conv;              // [layers, taps - 1, channels]
-  const void* inputs;       // [layers, rows, channels], as the rows left them; so the next three
+  const void* inputs;       // [layers, rows, channels], as `run_rows` left them; likewise the next three
   const float* keys;        // [layers, rows, key heads, key_dim]
   const float* log_decays;  // [layers, rows, value heads]
   const float* updates;     // [layers, rows, values]
@@ -20,7 +20,7 @@ struct CarryArgs {
 
 constexpr int32_t kCarryStride = kMostRows + kQuadGap;
 
-// The last inputs that the convolution has seen, a channel per thread.
+// Keeps the last inputs that the convolution has seen, a channel per thread.
 template <class T>
 __device__ inline void carry_inputs(const CarryArgs& args, const Head& head, int32_t layer) {
   const Sizes& sizes = args.sizes;
@@ -52,7 +52,7 @@ __device__ inline void run_carry(const CarryArgs& args) {
   const int64_t first = layer * args.rows + args.first;
   float* units = memory;                                  // [key_dim, kCarryStride]: weighted keys
   float* weights = units + sizes.key_dim * kCarryStride;  // [kMostRows]: decay of what a row wrote
-  float* decay = weights + kMostRows;                     // [1]: of the state
+  float* decay = weights + kMostRows;                     // [1]: decay of the state
 
   if (thread <= args.count) {  // thread r sums the rows behind row r, the last thread all of them
     const int32_t from = thread < args.count ? thread + 1 : 0;

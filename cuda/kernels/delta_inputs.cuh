@@ -1,5 +1,4 @@
-// What the gated delta rule works with, made of a pass's rows in one layer: convolution, unit queries and keys,
-// gates.
+// The inputs of the gated delta rule, made from a pass's rows in one layer: convolution, unit queries and keys, gates.
 #pragma once
 #include "gated_delta.cuh"
 
@@ -11,7 +10,7 @@ struct RowsArgs {
   const float* taps;         // [taps, channels]
   const float* rate;         // [value heads]: -exp(A_log)
   const float* time_bias;    // [value heads]
-  const float* head_weight;  // [values], or null where the output product has taken it in
+  const float* head_weight;  // [values], or null if folded into the output product
   void* out;                 // [rows, values]
   void* inputs;              // [rows, channels]; this and the next three are what `run_carry` needs
   float* keys;               // [rows, key heads, key_dim]
@@ -80,7 +79,7 @@ __device__ inline void prefetch([[maybe_unused]] const float* line) {
 #endif
 }
 
-// The state is on its way while the convolution is computed.
+// Fetches the state while the convolution is computed.
 __device__ inline void prefetch_state(const float* state, const Sizes& sizes) {
   const int32_t lines = (sizes.value_dim + kLanes - 1) / kLanes;
   for (int32_t item = threadIdx.x; item < sizes.key_dim * lines; item += blockDim.x)
@@ -148,8 +147,8 @@ __device__ inline void gates(const RowsArgs& args, const Block<T>& block, Shared
   shared.betas[row] = beta;
 }
 
-// Queries and keys to length 1, a row per warp, and the decays added up. The query's scale key_dim^-1/2 is in
-// the norm of the outputs.
+// Scales queries and keys to length 1, a row per warp, and adds up the decays. The query's scale key_dim^-1/2 is part
+// of the norm of the outputs.
 template <class T, int Rows>
 __device__ inline void normalise(const RowsArgs& args, const Block<T>& block, Shared<Rows>& shared) {
   const Sizes& sizes = args.sizes;

@@ -1,5 +1,5 @@
-// Outputs and updates of a pass's rows in one layer, from states that stay as they are. One block per value head
-// and request: the head's state is read once, for the queries and keys of all rows; then a triangular system per
+// Outputs and updates of a pass's rows in one layer, from states that stay unchanged. One block per value head and
+// request: the head's state is read once, for the queries and keys of all rows; then follow a triangular system per
 // column, the head's norm and its gate.
 #pragma once
 #include "delta_inputs.cuh"
@@ -35,8 +35,8 @@ __device__ inline void multiply(const float* units, const float* first, const fl
   }
 }
 
-// Fills `read`, a part of the keys after the other, so that sums are the same every time. The scores of rows with
-// each other are the same product with the keys as columns behind the state's: the last warp takes those.
+// Fills `read`, one part of the keys after the other, so that sums are always the same. The scores of rows with each
+// other are the same product, with the keys as columns behind the state's: the last warp takes those.
 template <class T, int Rows>
 __device__ inline void read_state(const RowsArgs& args, const Block<T>& block, Shared<Rows>& shared) {
   static_assert(Rows / 2 <= kLanes / kKeyParts, "the last warp has two rows for each lane of a part");
@@ -70,8 +70,8 @@ __device__ inline void read_state(const RowsArgs& args, const Block<T>& block, S
   }
 }
 
-// Scores of rows t and s to what the system and the outputs take: c_t / c_s times them, for keys also the strength;
-// nothing of later rows.
+// Turns scores of rows t and s into the factors of the system and of the outputs: times c_t / c_s, for keys also times
+// the strength; 0 for later rows.
 template <int Rows>
 __device__ inline void decay_scores(Shared<Rows>& shared, int32_t value_dim) {
   for (int32_t item = threadIdx.x; item < Rows * Rows; item += blockDim.x) {

@@ -1,8 +1,8 @@
-// What every kernel stands on: integers, 16-bit floats, shared memory, warp helpers, and KERNEL, which makes an entry.
+// What every kernel builds on: integers, 16-bit floats, shared memory, warp helpers, and KERNEL, which makes an entry.
 //
-// The same files are compiled by NVRTC, which has no headers, and by a host compiler against cuda/emulate. So that both
-// can: shared memory comes from SHARED or DYNAMIC_SHARED, entries from KERNEL; shuffles name all lanes; no thread returns
-// before the last barrier; inline PTX stands under __CUDA_ARCH__ beside a scalar twin of the same signature.
+// The same files are compiled by NVRTC, which has no headers, and by a host compiler against cuda/emulate. To suit
+// both, shared memory comes from SHARED or DYNAMIC_SHARED and entries from KERNEL; shuffles name all lanes; no thread
+// returns before the last barrier; inline PTX is under __CUDA_ARCH__ beside a scalar version of the same signature.
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -21,7 +21,7 @@ struct Same {
   using type = T;
 };
 
-// KERNEL(name, Args, threads) { body } : an entry that takes one struct by value as `args` and at most so many threads.
+// KERNEL(name, Args, threads) { body } : an entry with one struct by value, `args`, and at most this many threads.
 #define KERNEL(name, Args, ...) \
   extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ Args args)
 

@@ -29,7 +29,7 @@ __device__ inline float penalised(float x, const Request& request, u32 in_output
   return x;
 }
 
-// Changes the tile's logits, columns `base` and up, in place. Returns what a masked logit would have spoiled.
+// Changes the tile's logits, columns `base` and up, in place. Returns the bits of bad logits that the mask would hide.
 __device__ inline u32 edit_tile(float* tile, int base, int count, const Row& row, const SampleArgs& args,
                                 const u32* tokens, const int* column) {
   const Request& request = args.requests[row.request];
@@ -53,7 +53,7 @@ __device__ inline u32 edit_tile(float* tile, int base, int count, const Row& row
     }
     tile[at] = x;
   }
-  // Tokens of the block that nothing before it had.
+  // Drafted tokens that no edit covers: nothing before the block had them.
   if (request.penalises) {
     for (int k = threadIdx.x; k < row.before; k += blockDim.x) {
       const u32 token = args.ids[request.first_id + k];
@@ -69,7 +69,7 @@ __device__ inline u32 edit_tile(float* tile, int base, int count, const Row& row
   return bad;
 }
 
-// Largest logit of a tile and what is wrong with it, into the arrays of the row. `stage`: 33 numbers of the block.
+// Writes the largest logit of a tile, and what is wrong with it, to the row's arrays. `stage`: 33 numbers of the block.
 __device__ inline void note_top(const float* tile, int base, int count, u32 bad, long long at, const SampleArgs& args,
                                 u64* stage) {
   u64 top = 0;

@@ -1,6 +1,6 @@
 // The gated delta rule of a hybrid layer: what its two kernels share. The formulas are those of
-// python/dspark/target/hybrid/delta.py: rows are computed from the kept state alone, which nothing writes until
-// it is known how many of them stay; then the carry takes those in.
+// python/dspark/target/hybrid/delta.py: rows are computed from the kept state alone, which nothing writes until it is
+// known how many rows stay; then the carry adds those.
 #pragma once
 #include "device.cuh"
 
@@ -21,7 +21,7 @@ __device__ inline int32_t channels_of(const Sizes& sizes) {
   return sizes.key_heads * (2 * sizes.key_dim + sizes.groups * sizes.value_dim);
 }
 
-// What a block works at: one value head of one request's layer.
+// What a block works on: one value head of one request's layer.
 struct Head {
   int32_t key, value;
   bool first;  // of those that share a key head: its block writes what they share
@@ -45,8 +45,8 @@ __device__ inline bool owns_channel(const Sizes& sizes, const Head& head, int32_
   return head.first || item >= 2 * sizes.key_dim;
 }
 
-// A state is `[layers, key heads, key_dim, groups, value_dim]`: where the matrix of a head starts, and from one
-// of its keys to the next.
+// A state is `[layers, key heads, key_dim, groups, value_dim]`: `state_start` is where the matrix of a head starts,
+// `state_row` the step from one of its keys to the next.
 __device__ inline int64_t state_row(const Sizes& sizes) { return int64_t(sizes.groups) * sizes.value_dim; }
 
 __device__ inline int64_t state_start(const Sizes& sizes, int32_t layer, const Head& head) {

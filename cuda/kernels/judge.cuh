@@ -1,4 +1,4 @@
-// The verdict over a drafted block: rust/src/accept/rejection.rs and coupled.rs, one request a block of threads.
+// The verdict on a drafted block: rust/src/accept/rejection.rs and coupled.rs, with one block of threads per request.
 #pragma once
 #include "law.cuh"
 
@@ -19,7 +19,7 @@ __device__ inline double offered(const SampleArgs& args, const Request& request,
   return (double)__uint_as_float((__float_as_uint((float)q) + 0x8000u) & 0xffff0000u);
 }
 
-// Grid (requests): how many drafted tokens stay; the token after them too, unless it is still to be drawn (-1).
+// Grid (requests): how many drafted tokens stay, and the token after them, or -1 if it is still to be drawn.
 __device__ inline void decide(const SampleArgs& args) {
   SHARED(stage, double[8][256]);
   SHARED(token_of, int[64]);
@@ -27,7 +27,7 @@ __device__ inline void decide(const SampleArgs& args) {
   const Request& request = args.requests[blockIdx.x];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = request.drafted + 1;
   const bool tests = args.rule == REJECTION && request.kind == DRAWN && !PLANTED(TARGET_ARGMAX);
-  // Laws of draft logits are as new as the target's.
+  // Laws made of draft logits lack their totals, like the target's.
   const int made = !tests ? 0 : args.draft_first < 0 ? rows : rows + request.drafted;
   for (int i = warp; i < made; i += blockDim.x / 32) {
     const int r = i < rows ? request.first_row + i : args.draft_first + request.first_draft + i - rows;
@@ -35,7 +35,7 @@ __device__ inline void decide(const SampleArgs& args) {
     if (lane == 0) args.laws[r].total = total;
   }
   __syncthreads();
-  // What each row says: its token, or whether the drafted one stays (0 or 1).
+  // The outcome of each row: its token, or whether the drafted one stays (0 or 1).
   for (int k = warp; k < rows; k += blockDim.x / 32) {
     const int r = request.first_row + k;
     const Law& law = args.laws[r];
@@ -82,7 +82,7 @@ __device__ inline void decide(const SampleArgs& args) {
   }
 }
 
-// Whether a request's token is drawn from what the target wants and the draft did not offer.
+// Whether a request's token is drawn from the residual: what the target wants and the draft did not offer.
 __device__ inline bool is_residual(const Verdict& verdict, const Request& request) {
   if (verdict.token >= 0 || verdict.bad) return false;
   return verdict.accepted < request.drafted || (PLANTED(EMPTY_CUT_REJECTS) && request.drafted == 0);
@@ -143,7 +143,7 @@ __device__ inline void finish(const SampleArgs& args) {
     __syncthreads();
     mass = masses;
   }
-  // Without a mass: a bonus token, or a draft that leaves nothing to want.
+  // No mass means a bonus token, or a residual that is empty.
   const bool wants = mass > 0.0;
   const View logits = view(args.rows[r], args.changed);
   const auto fill = [&](int base, int count) {

@@ -1,4 +1,4 @@
-// The laws of rows, each step one launch: what is largest, what stays, and what it weighs or how its race ends.
+// The laws (distributions) of rows, one launch per step: the largest logit, what stays, its weight or the race's end.
 #pragma once
 #include "cut.cuh"
 #include "edits.cuh"
@@ -40,7 +40,7 @@ __device__ inline void scan(const SampleArgs& args) {
   note_top(tile, base, count, bad, (long long)r * args.tiles + blockIdx.x, args, stage);
 }
 
-// Grid (rows): the largest logit of the row, and how far down it stays.
+// Grid (rows): the largest logit of the row, and how far down logits stay.
 __device__ inline void cut(const SampleArgs& args) {
   SHARED(search, Search);
   SHARED(stage, u64[33]);
@@ -63,7 +63,7 @@ __device__ inline void cut(const SampleArgs& args) {
   const bool draws = request.kind == DRAWN && law.bad == 0;
   const Knife knife = {view(row, args.changed), tops, args.tiles, law.max, request.inverse_temperature};
   const bool by_count = draws && request.top_k > 0 && request.top_k < (u32)row.columns, by_share = draws && request.top_p < 1.0;
-  // Share of what was kept by count: a prefix of the row in the same order.
+  // top-p takes its share of what top-k kept: a prefix of the row in the same order.
   double whole = 0.0;
   u32 rank = 0;
   for (int share = 0; share < 2; ++share) {
@@ -126,9 +126,9 @@ __device__ __forceinline__ void join(Race& race, const Race& other) {
 
 __device__ inline Race none() { return {-1e300, -1e300, kAllLanes, 0}; }
 
-// Grid (tiles, rows): the largest log weight + Gumbel noise. With u the uniform behind a token's noise, 1 - u is at
-// least the complement of u's leading bits, and -ln u at least that: the token is passed over if that is more than its
-// weight times the best race so far (rust/src/law/gumbel.rs).
+// Grid (tiles, rows): the largest log weight + Gumbel noise. With u the uniform number behind a token's noise, -ln u is
+// at least 1 - u, and that is at least the complement of u's leading bits: the token is skipped if the complement is
+// more than its weight times the best race so far (rust/src/law/gumbel.rs).
 __device__ inline void race(const SampleArgs& args) {
   SHARED(stage, Race[32]);
   const int r = row_of(args, blockIdx.y), base = blockIdx.x * TILE, lane = threadIdx.x % 32;

@@ -1,19 +1,19 @@
-// The running softmax of one query: what makes attention one pass over the keys, in any order and in any parts.
+// The running softmax of one query: with it, attention takes one pass over the keys, in any order and in any parts.
 #pragma once
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// exp(x), from the one exponential that the hardware has.
+// exp(x), by the only exponential that the hardware has.
 __device__ inline float exponential(float x) { return exp2f(x * LOG2_E); }
 
-// The largest score so far and the sum of exp(score - largest). States of disjoint sets of keys merge into that of their
-// union, in any order. A score that is no number is passed over by `max` and stays in `sum`.
+// The largest score so far and the sum of exp(score - largest). States of disjoint sets of keys merge into that of
+// their union, in any order. `max` skips a score that is NaN, but `sum` keeps it.
 struct Softmax {
   float max, sum;
 
   __device__ static Softmax of_none() { return {-INFINITY, 0.0f}; }
 
-  // What weights are relative to: exp(-inf - (-inf)) would be no number where nothing has been seen yet.
+  // What weights are relative to; 0 where nothing has been seen yet, since exp(-inf - (-inf)) would be NaN.
   __device__ float reference() const { return max == -INFINITY ? 0.0f : max; }
 
   __device__ float weight(float score) const { return exponential(score - reference()); }

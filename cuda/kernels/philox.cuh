@@ -8,12 +8,12 @@ namespace sampling {
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// What a number is used for: streams of different purposes never meet.
+// What a number is used for: streams of different purposes never overlap.
 enum Purpose : u32 { DRAFT = 0, ACCEPT = 1, RESAMPLE = 2, GUMBEL = 3 };
 
 __device__ inline u64 wide(u32 high, u32 low) { return ((u64)high << 32) | low; }
 
-// A block of random bits: two numbers of 64.
+// A block of random bits: two numbers of 64 bits.
 struct Bits {
   u64 even, odd;
 

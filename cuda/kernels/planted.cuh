@@ -13,7 +13,7 @@ enum Fault {
   TARGET_ARGMAX,        // the target's rows judged by their largest logit
   EMPTY_CUT_REJECTS,    // a cut before the first token treated as its rejection
   STALE_TOKEN,          // a step of the chain reads the token before the one just drawn
-  TIES_BY_RANK_ONLY,    // all logits that equal the last one to stay, stay
+  TIES_BY_RANK_ONLY,    // all logits equal to the last one that stays, stay
 };
 inline int planted = NO_FAULT;
 }  // namespace sampling

@@ -1,4 +1,4 @@
-// Whether kernels run at all: the launcher calls it once when a device is chosen and reads what it wrote.
+// Checks that kernels run at all: the launcher calls it once when a device is chosen and reads what it wrote.
 #include "device.cuh"
 
 struct ProbeArgs {
@@ -6,7 +6,7 @@ struct ProbeArgs {
   int64_t start;
 };
 
-// out[i] = start + i of the block's last thread, by way of shared memory and a shuffle.
+// out[i] = start + i, by way of shared memory and a shuffle.
 KERNEL(probe, ProbeArgs, 64) {
   SHARED(seen, int64_t[64]);
   const int thread = static_cast<int>(threadIdx.x);

@@ -1,4 +1,4 @@
-// What the rows of a request see: the one mask of verify passes and draft blocks.
+// Which keys the rows of a request see: the one mask of verify passes and draft blocks.
 #pragma once
 
 // Positions start .. stop - 1.
@@ -13,8 +13,8 @@ struct Span {
 
 struct Reach {
   int32_t causal;    // whether a row sees nothing later than itself
-  int32_t window;    // keys that a row sees at most; 0 for all
-  int32_t anchored;  // whether the window does not slide: every row sees `window` keys before the first row, and the rows
+  int32_t window;    // the most keys that a row sees; 0 for all
+  int32_t anchored;  // whether the window is fixed: every row sees the `window` keys before the first row, and the rows
 
   // What row `row` of `rows` behind `length` keys sees.
   __device__ Span of(int32_t row, int32_t rows, int32_t length) const {

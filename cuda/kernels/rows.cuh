@@ -5,7 +5,7 @@
 
 namespace sampling {
 
-// Logits that one block of threads looks at; sums are kept for each. BLOCK of rust/src/law/cdf.rs.
+// Logits that one block of threads processes; sums are kept for each. BLOCK of rust/src/law/cdf.rs.
 constexpr int TILE = 1024;
 
 enum DType : int { F32 = 0, F16 = 1, BF16 = 2 };
@@ -83,7 +83,7 @@ struct Matrix {
   int dtype, rows, columns, stride;
 };
 
-// The heads of a draft. `tokens[column]` and `column[token]` (-1: none) of a reduced vocabulary; null: the same.
+// The heads of a draft. `tokens[column]` and `column[token]` (-1: none) of a reduced vocabulary, else null.
 struct Heads {
   Matrix w1, w2;
   Matrix latent, latent_bias;  // gate or joint projection
@@ -130,7 +130,7 @@ struct SampleArgs {
   int unused;
 };
 
-// As in layout.rs, where field orders are compared.
+// As in layout.rs, which asserts the same sizes.
 static_assert(sizeof(Row) == 32 && sizeof(Edit) == 16 && sizeof(Request) == 96 && sizeof(Verdict) == 16);
 static_assert(sizeof(Law) == 40 && sizeof(Race) == 24 && sizeof(Matrix) == 24 && sizeof(Heads) == 176);
 static_assert(sizeof(SampleArgs) == 360);

@@ -4,7 +4,7 @@
 
 using sampling::SampleArgs;
 
-// One block a row or request fills no GPU: 1 keeps the compiler from spilling so that more fit a multiprocessor.
+// One block per row or request fills no GPU: 1 keeps the compiler from spilling to fit more on a multiprocessor.
 KERNEL(sample_scan, SampleArgs, 128) { sampling::scan(args); }
 KERNEL(sample_cut, SampleArgs, 512, 1) { sampling::cut(args); }
 KERNEL(sample_weigh, SampleArgs, 128) { sampling::weigh(args); }

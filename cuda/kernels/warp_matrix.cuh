@@ -1,14 +1,14 @@
-// Small matrices that a warp holds together, and their products (tensor cores). Lane l = 4 g + t of a warp has of
-//   A [16, K]  words 0..3: rows g, g + 8, g, g + 8 and K's first half twice, then its second; within it word t of each row
-//   B [K, 8]   words 0, 1: column g, K's first and second half; within it word t
-//   C [16, 8]  numbers 0..3: row g columns 2 t, 2 t + 1, then row g + 8 the same
-// A word is two f16 or bf16, K = 16, or one f32, K = 8: in bytes the layouts are the same.
+// Small matrices that a warp holds together, and their products (tensor cores). Lane l = 4 g + t of a warp holds of
+//   A [16, K]  words 0..3: word t of K's first half in rows g and g + 8, then of its second half in the same rows
+//   B [K, 8]   words 0, 1: word t of K's first half in column g, then of its second half
+//   C [16, 8]  numbers 0..3: row g, columns 2 t and 2 t + 1, then the same of row g + 8
+// A word is two f16 or bf16 (K = 16), or one f32 (K = 8): in bytes the layouts are the same.
 #pragma once
 
 #ifdef __CUDA_ARCH__
 
-// Four matrices of eight rows of 16 bytes; lane l gives the address of row l % 8 of matrix l / 8 and gets of each matrix
-// word t of row g.
+// Loads four matrices of eight rows of 16 bytes; lane l gives the address of row l % 8 of matrix l / 8 and gets word t
+// of row g of each matrix.
 __device__ inline void load_matrices(uint32_t (&words)[4], const void* row) {
   const uint32_t address = uint32_t(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -17,7 +17,7 @@ __device__ inline void load_matrices(uint32_t (&words)[4], const void* row) {
                  : "memory");
 }
 
-// The same of 16-bit numbers, transposed: of each matrix column g of rows 2 t and 2 t + 1.
+// The same for 16-bit numbers, transposed: of each matrix, a lane gets column g of rows 2 t and 2 t + 1.
 __device__ inline void load_transposed(uint32_t (&words)[4], const void* row) {
   const uint32_t address = uint32_t(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -93,7 +93,7 @@ inline void product_of_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, u
   product_shown<2>(c, a, b0, b1, [](uint32_t word, int n) { return widen(f16{uint16_t(word >> 16 * n)}); });
 }
 
-// What hardware does with the lowest 13 bits is not said: here a number that has any is none.
+// What hardware does with the lowest 13 bits is not specified: here a number that has any of them set is NaN.
 inline void product_of_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   product_shown<1>(c, a, b0, b1, [](uint32_t word, int) { return __uint_as_float(word & 0x1fffu ? 0x7fc00000u : word); });
 }

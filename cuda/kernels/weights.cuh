@@ -14,7 +14,7 @@ __device__ inline double add(double a, double b) { return __dadd_rn(a, b); }
 __device__ inline double sub(double a, double b) { return __dsub_rn(a, b); }
 __device__ inline double mul(double a, double b) { return __dmul_rn(a, b); }
 
-// exp(s) for s <= 0; exactly 1 at 0, and 0 below -87 (where exp has no normal f32) and for what is not a number.
+// exp(s) for s <= 0; exactly 1 at 0, and 0 below -87 (where exp has no normal f32) and for NaN.
 __device__ inline float exp_weight(float s) {
   const float ROUND = 12582912.0f + 127.0f;  // rounds to an integer, whose low bits are the exponent field of 2^n
   const float biased = fused(s, 1.44269504f, ROUND);
@@ -71,13 +71,13 @@ __device__ inline double ordered_sum(const double* sums, int count, double* stag
   return sum;
 }
 
-// Where a level falls among weights: how far behind the border on its left, and how near to either border.
+// Where a level falls among weights: its distance from the border on its left, and that from the nearer border.
 struct Found {
   int index;
   double left, margin;
 };
 
-// The first of `count` weights at which their running sum passes `level`; past the end, the last above zero. By
+// The first of `count` weights at which their running sum exceeds `level`; past the end, the last above zero. Called by
 // one warp: each lane adds up a run of them, then the lane in which the level falls walks along its run.
 __device__ inline Found find(double level, const double* weights, int count) {
   const int lane = threadIdx.x % 32, run = (count + 31) / 32;
@@ -115,7 +115,7 @@ __device__ inline Found find(double level, const double* weights, int count) {
 }
 
 // The same over a whole row, first among the sums of its tiles, then in the tile, whose weights `fill(base, count)`
-// writes to `weights`. By the whole block; every thread gets the column.
+// writes to `weights`. Called by the whole block; every thread gets the column.
 template <class Fill>
 __device__ Found find_in_row(double level, const double* sums, int tiles, int columns, double* weights, Found* shared,
                              Fill fill) {

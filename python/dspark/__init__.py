@@ -51,7 +51,7 @@ __all__ = [
     "draft",
 ]
 
-if not TYPE_CHECKING:  # else any name would pass for one of ours
+if not TYPE_CHECKING:  # else type checkers would accept any name of this module
 
     def __getattr__(name: str) -> Any:
         if name == "DSparkDecoder":

@@ -32,7 +32,7 @@ __all__ = [
 ]
 __version__: Final[str]
 
-# (token_ids, text, logprobs, finish): what arrived since the last look; the last one has `finish`.
+# (token_ids, text, logprobs, finish): what arrived since the last call; the last one has `finish`.
 _Update: TypeAlias = tuple[list[int], str | None, list[dict[int, float]], dict[str, Any] | None]
 
 @final
@@ -43,7 +43,7 @@ class Noise:
 
 @final
 class Uniforms:
-    """Uniform numbers in [0, 1) given by hand, one for each slot, in place of `Noise`."""
+    """Uniform numbers in [0, 1) given by the caller, one for each slot, in place of `Noise`."""
 
     def __new__(
         cls, *, draft: Sequence[float] = ..., accept: Sequence[float] = ..., resample: Sequence[float] = ...
@@ -74,8 +74,8 @@ class CostTable:
 
 @final
 class Calibration:
-    """One temperature per position of the block, dividing the logit of the confidence there. `acceptance`:
-    how often positions are kept where the ones before them are; from it the throughput policy starts."""
+    """One temperature per position of the block, dividing the logit of the confidence there. `acceptance`
+    says how often positions are kept if the ones before them are; the throughput policy starts from it."""
 
     def __new__(
         cls, temperatures: Sequence[float], block_size: int, acceptance: Sequence[float] = ...
@@ -152,7 +152,7 @@ class VerifyPlan:
 
 @final
 class ChainPlan:
-    """Markov chains of a batch by kernels, as `VerifyPlan`."""
+    """Markov chains of a batch by kernels, like `VerifyPlan`."""
 
     def __new__(
         cls,
@@ -248,7 +248,7 @@ class Ticket:
 
 @final
 class Engine:
-    """Requests, rounds and their account."""
+    """The engine: runs requests in rounds."""
 
     def __new__(
         cls,

@@ -9,8 +9,8 @@ _OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def own_groups() -> list[Path]:
-    """The group of this process and those around it: a container's own is the root that it sees, a service of
-    systemd has one further down."""
+    """This process's group and its ancestors. A container sees its own group as the root; a systemd service
+    has one further down."""
     try:
         lines = _OWN_CGROUP.read_text(encoding="utf-8").splitlines()
         own = next(line.removeprefix("0::") for line in lines if line.startswith("0::"))

@@ -1,4 +1,4 @@
-"""The decisions of dspark on their own, for people who have their own loop.
+"""The decisions of dspark on their own, for those who have their own decoding loop.
 
 Nothing here loads a model or imports torch. Logits may be numpy arrays or torch CPU tensors of float64,
 float32 or float16, torch also bfloat16; they are read in place.
@@ -42,12 +42,12 @@ def accept(
 
     `target_logits` is `[L+1, V]`: row k is the target's answer after `draft_ids[:k]`. `draft_logits` is
     `[L, V]`: the rows that the drafted tokens were drawn from, before `params` are applied (`None` for L
-    = 0). `prompt_ids` and `output_ids` are what came before, for the penalties and `min_tokens`. What
-    `params` leaves open is neutral.
+    = 0). `prompt_ids` and `output_ids` are what came before, for the penalties and `min_tokens`.
+    Parameters that are `None` in `params` have no effect.
 
-    Returns `(accepted, token)`: how many drafted tokens stay, and the corrected or bonus token after them.
-    Raises `RequestError` for shapes that do not fit and `NumericsError` for a row from which nothing can be
-    drawn. Rules: arXiv 2211.17192 (rejection), 2403.10444 (block), 2408.07978 (coupled).
+    Returns `(accepted, token)`: how many drafted tokens are kept, and the corrected or bonus token after
+    them. Raises `RequestError` for shapes that do not match and `NumericsError` for a row from which nothing
+    can be drawn. Rules: arXiv 2211.17192 (rejection), 2403.10444 (block), 2408.07978 (coupled).
     """
     [outcome] = accept_batch(
         target_logits,
@@ -78,8 +78,8 @@ def accept_batch(
     """`accept` for the packed rows of several requests, on all cores.
 
     Request i drafted `draft_ids[i]`, L_i tokens, and owns the next L_i + 1 rows of `target_logits` and
-    the next L_i rows of `draft_logits`; everything else is one entry for each request. A request whose rows
-    are bad has its `NumericsError` in the place of its outcome; the others have theirs.
+    the next L_i rows of `draft_logits`; all other arguments have one entry per request. For a request whose
+    rows are bad, its `NumericsError` takes the place of its outcome; the others are not affected.
     """
     count = len(draft_ids)
     prompts, outputs = prompt_ids or [()] * count, output_ids or [()] * count

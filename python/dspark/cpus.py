@@ -12,8 +12,8 @@ _log = logging.getLogger("dspark")
 
 
 def usable_cpus() -> int | None:
-    """The CPUs that this process may run on, or fewer where a container's quota (cgroup v2) gives it less
-    time; None where nothing tells."""
+    """How many CPUs this process may run on, or fewer if a container's quota (cgroup v2) gives it less time;
+    `None` if nothing tells."""
     try:
         allowed: int | None = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -23,8 +23,8 @@ def usable_cpus() -> int | None:
 
 
 def warn_of_idle_threads(threads: int) -> None:
-    """Logs a warning if torch has more threads than the process has CPUs: it counts the machine's, whatever a
-    container may use, and threads that wait for each other then take many times as long."""
+    """Logs a warning if torch has more threads than the process has CPUs: torch counts those of the machine
+    even in a container, and threads that wait for each other's core take many times as long."""
     usable = usable_cpus()
     if usable is not None and threads > usable:
         _log.warning(
@@ -36,9 +36,9 @@ def warn_of_idle_threads(threads: int) -> None:
 
 
 def _quota(group: Path) -> int | None:
-    """Whole CPUs, at least one."""
+    """The group's quota in whole CPUs, at least one; `None` without one."""
     try:
         time, period = (group / "cpu.max").read_text(encoding="ascii").split()
-        return max(1, int(time) // int(period))  # "max" is no number: no quota
+        return max(1, int(time) // int(period))  # "max", no quota: ValueError
     except (OSError, ValueError, ZeroDivisionError):
         return None

@@ -38,7 +38,7 @@ class DSparkDecoder:
     """
 
     def __init__(self, load: Callable[[], Models], options: Options) -> None:
-        """`load` gives the models; it is called on the engine's thread, and what it raises is raised here."""
+        """`load` returns the models; it is called on the engine's thread, and its errors are raised here."""
 
         found: list[tuple[InForce, CostSource | None, Options]] = []
 
@@ -46,7 +46,7 @@ class DSparkDecoder:
             models = load()
             calibration = in_force(options, models)
             costs = obtain(models, options)
-            # Once: how much memory is free changes.
+            # Computed once, because the amount of free memory changes.
             settled = replace(options, max_kv_tokens=options.kv_tokens(models))
             found.append((calibration, costs, settled))
             table = None if costs is None else costs.table

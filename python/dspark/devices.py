@@ -1,4 +1,4 @@
-"""Where models are, and in what precision, as a user says it."""
+"""Devices and dtypes of models, as users name them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ DTYPES = {
 
 
 def parse_device(name: str) -> torch.device:
-    """ "auto" is a GPU if torch sees one, else the CPU; a GPU without a number is the thread's current one.
+    """Parses a device: "auto" is a GPU if torch sees one, else the CPU; "cuda" is the thread's current GPU.
 
     Raises `ConfigError`.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not isinstance(name, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ConfigError(f'device must be "auto", "cpu" or "cuda", not {name!r}')
+        raise ConfigError(f'device must be "auto", "cpu", "cuda" or "cuda:N", not {name!r}')
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError('device "cuda" was asked for, and torch sees no GPU')
+        raise ConfigError('device "cuda" was asked for, but torch sees no GPU')
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
@@ -46,7 +46,7 @@ def parse_dtype(name: str) -> torch.dtype | str:
 
 
 def has_fast_products(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether products in a 16-bit dtype are faster there than in float32."""
+    """Whether products in the 16-bit `dtype` are faster on `device` than in float32."""
     if device.type != "cpu":
         return True
     check = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # private: absent means no
@@ -54,8 +54,9 @@ def has_fast_products(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def warn_if_slow(what: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Logs a warning if products in a 16-bit dtype are many times slower there than in float32: neither the
-    CPU nor oneDNN has them (with AVX2 alone, bfloat16: 64 rows take four times as long, 2,000 ten times)."""
+    """Logs a warning if `device` multiplies a 16-bit `dtype` many times more slowly than float32, because
+    neither the CPU nor oneDNN supports it (bfloat16 with AVX2 alone: 64 rows take four times as long, 2,000
+    ten times)."""
     name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(
         dtype
     )

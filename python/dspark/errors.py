@@ -40,14 +40,14 @@ class KernelError(DSparkError):
 
 
 def shown(value: object) -> str:
-    """A value in an error's sentence: its `repr`, cut where it is long.
+    """A value as error messages show it: its `repr`, shortened if it is long.
 
     Python refuses to write out whole numbers of more than some thousand digits, alone or in a list.
     """
     try:
         text = repr(value)
     except ValueError:
-        return "a number of too many digits to show"
+        return "a number with too many digits to show"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
@@ -55,5 +55,5 @@ _SHOWN = 80
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, as part of a sentence."""
+    """The first line of another library's error, to be used within a sentence."""
     return (str(error).strip() or "no message").splitlines()[0]

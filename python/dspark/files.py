@@ -1,4 +1,4 @@
-"""Files that commands write, refused before the work and never left half written; JSON that all can read."""
+"""Files that commands write, checked before the work and never left half written; JSON for every parser."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dspark.errors import ConfigError
 
 
 def check_writable(path: Path) -> None:
-    """Raises `ConfigError` if no file can be there; best before the work whose outcome it is to hold."""
+    """Raises `ConfigError` if the file cannot be written; call it before the work that fills it."""
     if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"{path} cannot be written: name a file in a directory that is there")
+        raise ConfigError(f"{path} cannot be written: name a file in an existing directory")
     try:
         with tempfile.NamedTemporaryFile(prefix=f".{path.name}-", dir=path.parent):
             pass
@@ -28,17 +28,17 @@ def check_writable(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Puts a written file on the disk before another name speaks of it: a loss of power leaves it whole.
+    """Flushes a written file to disk before it is renamed or referred to: it then survives a loss of power.
 
     Raises `OSError`.
     """
-    with path.open("r+b") as stream:  # Windows syncs nothing that is open for reading alone
+    with path.open("r+b") as stream:  # Windows cannot sync a file that is open for reading only
         os.fsync(stream.fileno())
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file of JSON lines, without their ends. "\\n" alone ends one: JSON strings may hold the
-    other characters that `str.splitlines` cuts at, U+2028 for one.
+    """The lines of a JSON Lines file, without line ends. Only "\\n" ends a line: JSON strings may contain the
+    other characters at which `str.splitlines` splits, such as U+2028.
 
     Raises `OSError`, and `UnicodeDecodeError` for what is not UTF-8.
     """
@@ -46,7 +46,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, readable for everybody; a loss of power leaves it old or new.
+    """Writes a file whole or not at all, readable by all; a loss of power leaves the old or the new one.
 
     Raises `OSError`.
     """
@@ -65,7 +65,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no infinity (a log probability of a token that cannot come) and no NaN: both become `None`."""
+    """Replaces infinities (log probabilities of impossible tokens) and NaN, which JSON lacks, by `None`."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -15,11 +15,11 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes that can be taken on `device` without others' giving up theirs; `None` where nothing tells.
+    """Bytes that can be allocated on `device` without taking them from others; `None` if nothing tells.
 
-    On a GPU what its driver calls free and what torch's allocator holds there for nobody; else what Linux
-    calls available, within the limits of a container or service (cgroup v2), or all physical memory on other
-    systems.
+    On a GPU, what its driver reports as free plus what torch's allocator holds unused; else what Linux
+    reports as available, within the limits of a container or service (cgroup v2), or all physical memory on
+    other systems.
     """
     if device.type == "cuda":
         import torch
@@ -39,20 +39,20 @@ def _of_the_machine() -> int | None:
         pass
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # Windows has none
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
         return None
 
 
 def _of_the_container() -> int | None:
-    """The least of what the control groups around this process leave."""
+    """The least that any of this process's control groups leaves."""
     left = [_of_the_group(group) for group in own_groups()]
     return min((bytes_ for bytes_ in left if bytes_ is not None), default=None)
 
 
 def _of_the_group(group: Path) -> int | None:
-    """Its limit less what cannot be given back; files that were read can."""
+    """The group's limit minus what cannot be reclaimed; cached files can."""
     try:
-        limit = int((group / "memory.max").read_text(encoding="ascii"))  # "max" is no number: no limit
+        limit = int((group / "memory.max").read_text(encoding="ascii"))  # "max", no limit: ValueError
         kept = (line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
         return max(limit - sum(int(value) for name, value in kept if name in ("anon", "kernel")), 0)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Figures to files, with matplotlib (the extra `plots`)."""
+"""Writes figures to files with matplotlib (the extra `plots`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def require_matplotlib() -> None:
 
 
 def check_plot(path: Path | None) -> None:
-    """Raises `ConfigError` if no plot could be written there; best before the work that it is to show."""
+    """Raises `ConfigError` if no plot can be written there; call it before the work that it will show."""
     if path is None:
         return
     require_matplotlib()

@@ -97,7 +97,7 @@ class SamplingParams:
             is_bias = isinstance(bias, bool) or _is_between(bias, -MAX_BIAS, MAX_BIAS, Real)
             if not _is_token(token) or not is_bias:
                 raise RequestError(
-                    f"logit_bias must map token ids to numbers up to {MAX_BIAS:g}, "
+                    f"logit_bias must map token ids to numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}, "
                     f"not {shown(token)}: {shown(bias)}"
                 )
 
@@ -105,7 +105,7 @@ class SamplingParams:
         stop, ids = self.stop, self.stop_token_ids
         texts = [stop] if isinstance(stop, str) else stop
         if texts is not None and not (isinstance(texts, Sequence) and all(map(_is_text, texts))):
-            raise RequestError(f"stop must be a string or a list of strings, none empty, not {shown(stop)}")
+            raise RequestError(f"stop must be a non-empty string or a list of these, not {shown(stop)}")
         if ids is not None and not (isinstance(ids, Sequence) and all(map(_is_token, ids))):
             raise RequestError(f"stop_token_ids must be a list of token ids, not {shown(ids)}")
 
@@ -179,17 +179,17 @@ _NEUTRAL: dict[str, float | int] = {
 }
 _WHOLE = {"max_tokens", "min_tokens", "top_k", "seed", "logprobs", "n"}
 _RANGES: tuple[tuple[str, float, float, str], ...] = (
-    ("max_tokens", 0, 2**31, "a whole number of at least 0 and at most 2^31"),
-    ("min_tokens", 0, 2**31, "a whole number of at least 0 and at most 2^31"),
-    ("temperature", 0.0, 1e6, "a number of at least 0 and at most 1e6"),
-    ("top_k", -1, 2**31, "a whole number up to 2^31, 0 or -1 for no limit"),
+    ("max_tokens", 0, 2**31, "a whole number from 0 to 2^31"),
+    ("min_tokens", 0, 2**31, "a whole number from 0 to 2^31"),
+    ("temperature", 0.0, 1e6, "a number from 0 to 1e6"),
+    ("top_k", -1, 2**31, "a whole number from 1 to 2^31, or 0 or -1 for no limit"),
     ("top_p", 0.0, 1.0, "a number in (0, 1]"),
     ("min_p", 0.0, 1.0, "a number in [0, 1]"),
     ("repetition_penalty", 1e-9, 1e9, "a number above 0, from 1e-9 to 1e9"),
     ("presence_penalty", -2.0, 2.0, "a number in [-2, 2]"),
     ("frequency_penalty", -2.0, 2.0, "a number in [-2, 2]"),
-    ("seed", 0, 2**64 - 1, "a whole number of 64 bits"),
+    ("seed", 0, 2**64 - 1, "a whole number from 0 to 2^64 - 1"),
     ("logprobs", 0, 1000, "a whole number in [0, 1000]"),
     ("n", 1, 4096, "a whole number in [1, 4096]"),
-    ("timeout", 0.0, math.inf, "a number of seconds of at least 0 and within a float's range"),
+    ("timeout", 0.0, math.inf, "a number of seconds, at least 0 and no larger than a float can be"),
 )

@@ -8,7 +8,7 @@ use crate::params::SamplingParams;
 #[derive(Debug, Error, Clone, PartialEq)]
 pub enum CalibrationError {
     /// One temperature for each position of the block, no more and no fewer.
-    #[error("calibration has {found} temperatures, the draft's block has {gamma} positions")]
+    #[error("the calibration has {found} temperatures, but the draft's block has {gamma} positions")]
     Length {
         /// Temperatures given.
         found: usize,
@@ -23,7 +23,7 @@ pub enum CalibrationError {
         /// What was given.
         found: f64,
     },
-    /// No probability.
+    /// Not a probability.
     #[error("confidence {slot} must be from 0 to 1, found {found}")]
     Confidence {
         /// Position in the block, from 0.
@@ -31,7 +31,7 @@ pub enum CalibrationError {
         /// What was given.
         found: f64,
     },
-    /// More positions than the block has, or a share that is none.
+    /// More positions than the block has, or a number that is not a share.
     #[error("calibration acceptance must be at most {gamma} numbers from 0 to 1, found {found:?}")]
     Acceptance {
         /// What was given.
@@ -43,9 +43,9 @@ pub enum CalibrationError {
 
 /// One temperature for each position of the block; it divides the logit of the confidence there.
 ///
-/// Above 1 it moves confidences towards 1/2 (the head was too sure), below 1 away from it. The scale of a
-/// confidence is its acceptance under one rule and one sampling regime, so a calibration belongs to
-/// the pair it was fitted for.
+/// Above 1 it moves confidences towards 1/2 (the head was too sure), below 1 away from it. Confidences are
+/// measured against the acceptance under one rule and one sampling regime, so a calibration belongs to the
+/// pair that it was fitted for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calibration {
     temperatures: Vec<f64>,
@@ -68,11 +68,11 @@ impl Calibration {
         }
     }
 
-    /// Adds how often each position was kept where the one before it was, in the rounds that this was fitted to; as
-    /// many positions as are known.
+    /// Adds how often each position was kept if the one before it was, in the rounds that this was fitted to,
+    /// for as many positions as are known.
     ///
     /// # Errors
-    /// [`CalibrationError::Acceptance`] for more than the block has, or a number outside of [0, 1].
+    /// [`CalibrationError::Acceptance`] for more positions than the block has, or a number outside of [0, 1].
     pub fn with_acceptance(mut self, acceptance: Vec<f64>) -> Result<Self, CalibrationError> {
         let gamma = self.temperatures.len();
         if acceptance.len() > gamma || acceptance.iter().any(|share| !(0.0..=1.0).contains(share)) {
@@ -100,8 +100,8 @@ impl Calibration {
     /// Calibrates confidences that are probabilities already, in place: sigma(logit(c) / T).
     ///
     /// # Errors
-    /// [`CalibrationError`] for more confidences than positions (fewer are a block that was cut), or for one that is no
-    /// probability.
+    /// [`CalibrationError`] for more confidences than positions (fewer mean that the block was cut), or for
+    /// one that is not a probability.
     pub fn apply(&self, confidences: &mut [f32]) -> Result<(), CalibrationError> {
         let (found, gamma) = (self.temperatures.len(), confidences.len());
         if gamma > found {
@@ -132,8 +132,9 @@ pub struct Regime {
 }
 
 impl Regime {
-    /// How far sampling is from this: first by temperature, then by whether it truncates otherwise. Temperatures above
-    /// 0 differ by their ratio; acceptance at temperature 0 is another thing than above it.
+    /// How far a request's sampling is from this: first by temperature, then by whether it truncates
+    /// differently. Temperatures above 0 differ by their ratio; acceptance at temperature 0 cannot be
+    /// compared with that above it (`None`).
     fn distance(&self, params: &SamplingParams) -> Option<(f64, bool)> {
         match (params.temperature > 0.0, self.temperature > 0.0) {
             (true, true) => Some((
@@ -146,9 +147,9 @@ impl Regime {
     }
 }
 
-/// The calibration of requests with these parameters: the entry for all of them if there is one (`None`), else that of
-/// the nearest [`Regime`], of equally near ones the first. Without an entry for temperature 0, or for one above it,
-/// there is none.
+/// The calibration for requests with these parameters: the entry for all requests (`None`) if there is one,
+/// else that of the nearest [`Regime`], the first of equally near ones. Requests at temperature 0 need an
+/// entry for temperature 0, others one above it; without one they have none.
 pub fn fitting<'a>(
     entries: &'a [(Option<Regime>, Calibration)],
     params: &SamplingParams,
@@ -183,7 +184,8 @@ mod tests {
             assert_eq!(error, CalibrationError::Length { found, gamma: 7 });
         }
         let error = Calibration::new(vec![1.0; 8], 7).unwrap_err();
-        assert_eq!(error.to_string(), "calibration has 8 temperatures, the draft's block has 7 positions");
+        let expected = "the calibration has 8 temperatures, but the draft's block has 7 positions";
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]

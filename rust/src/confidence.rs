@@ -1,4 +1,4 @@
-//! The confidence head: how likely a drafted token is to be kept, said before it is drawn.
+//! The confidence head: how likely a drafted token is to be kept, estimated before it is drawn.
 
 use crate::calibration::sigmoid;
 use crate::linear::Compute;
@@ -7,12 +7,12 @@ use crate::rows::Row;
 /// c_k = sigma(w . [h_k; W1[x_{k-1}]] + b) (paper, equation 7).
 ///
 /// Given that the tokens before it are kept, c_k estimates the probability that x_k is. It reads the token
-/// before x_k and not x_k itself, so a cut by c_k is no selection among values of x_k.
+/// before x_k and not x_k itself, so a cut by c_k does not select among values of x_k.
 #[derive(Debug, Clone, Copy)]
 pub struct ConfidenceHead<'a> {
-    /// w, hidden size elements, then the rank's with the Markov feature.
+    /// w: as many elements as the hidden size, then, with the Markov feature, as many as the rank.
     pub weight: Row<'a>,
-    /// b, one element; 0 where the checkpoint has none.
+    /// b: one element; 0 if the checkpoint has none.
     pub bias: Option<Row<'a>>,
     /// Whether the previous token's embedding W1[x_{k-1}] is part of the input.
     pub with_markov: bool,
@@ -25,8 +25,8 @@ impl ConfidenceHead<'_> {
         R::dot(self.weight, &features[..self.weight.len()]).widen() + bias
     }
 
-    /// c_k, calibrated if there is a temperature for its position (paper, section 3.2.1), then corrected by an offset
-    /// of its logit.
+    /// c_k, calibrated if there is a temperature for its position (paper, section 3.2.1), then corrected by
+    /// an offset of its logit.
     pub(crate) fn confidence<R: Compute>(
         &self,
         features: &[R],

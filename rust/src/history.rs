@@ -5,9 +5,9 @@ use std::collections::HashMap;
 /// How often one token was seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Whether it stands in the prompt.
+    /// Whether it occurs in the prompt.
     pub in_prompt: bool,
-    /// How often it stands in the output.
+    /// How often it occurs in the output.
     pub in_output: u32,
 }
 
@@ -51,7 +51,7 @@ impl History {
         self.seen.entry(token).or_default().in_output += 1;
     }
 
-    /// Takes tokens back until `generated` of them are left; does nothing if there are no more.
+    /// Takes tokens back until `generated` of them are left; does nothing if there are not more than that.
     pub fn rewind(&mut self, generated: usize) {
         while self.output.len() > generated {
             let Some(token) = self.output.pop() else { break };

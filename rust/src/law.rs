@@ -1,8 +1,8 @@
-//! A row of logits after every transform: the law that a token is really drawn from.
+//! The distribution (*law*) that a token is really drawn from: a row of logits after every transform.
 //!
-//! Order: `min_tokens` mask, logit bias, repetition, frequency and presence penalties, temperature,
-//! top-k, top-p, min-p; the same for draft and target. Rows in `f64` stay so; others become `f32` for the
-//! transforms. Sums, ratios, residuals and distribution functions are `f64`.
+//! The transforms, in order and the same for draft and target: `min_tokens` mask, logit bias, repetition,
+//! frequency and presence penalties, temperature, top-k, top-p, min-p. Rows in `f64` stay `f64`; others
+//! become `f32` for the transforms. Sums, ratios, residuals and cumulative distribution functions are `f64`.
 
 mod cdf;
 mod gumbel;
@@ -31,7 +31,7 @@ use crate::noise::RoundNoise;
 use crate::params::SamplingParams;
 use crate::rows::Row;
 
-/// What a single-precision logit's distance from the largest is multiplied with.
+/// The factor by which a single-precision logit's distance from the largest is multiplied.
 #[cfg(feature = "cuda")]
 pub(crate) fn inverse_temperature(temperature: f64) -> f32 {
     Shift::new(0.0f32, temperature).inverse_temperature
@@ -64,7 +64,7 @@ impl<'a> Logits<'a> {
     /// Reads a row; half-precision ones are widened into a buffer of the workspace.
     pub fn read(row: Row<'a>, workspace: &mut Workspace) -> Self {
         let mut widened = |widen: &dyn Fn(&mut [f32])| {
-            // What an earlier row left in the buffer is overwritten, not cleared first.
+            // Whatever an earlier row left in the buffer is overwritten, so it is not cleared first.
             let mut buffer = workspace.singles.pop().unwrap_or_default();
             buffer.resize(row.len(), 0.0);
             widen(&mut buffer);
@@ -103,8 +103,8 @@ impl<'a> Law<'a> {
         Self::of(logits, None, params, history, workspace)
     }
 
-    /// The law of `logits` over the tokens `ids`, which ascend; over the whole vocabulary without them.
-    /// Other tokens have no probability, and the transforms see only these.
+    /// The law of `logits` over the ascending tokens `ids`, or over the whole vocabulary if `ids` is absent.
+    /// Other tokens have no probability, and the transforms do not see them.
     pub fn of(
         logits: Logits<'a>,
         ids: Option<Vec<u32>>,
@@ -148,7 +148,7 @@ impl<'a> Law<'a> {
         }
     }
 
-    /// The token at which the distribution function, in ascending id, passes `u` of [0, 1).
+    /// The first token, in ascending id, at which the cumulative distribution function exceeds `u` of [0, 1).
     pub fn draw(&self, u: f64) -> u32 {
         match &self.0 {
             Form::Point(only) => *only,
@@ -214,7 +214,7 @@ fn build<'a, F: Real>(
     Ok(Built::Soft(soft))
 }
 
-/// The largest logit of a row that something can be drawn from.
+/// The largest logit of a row, or why nothing can be drawn from the row.
 fn largest<F: Real>(logits: &[F]) -> Result<F, BadRow> {
     let scan = parallel::scan(logits);
     if scan.has_nan {

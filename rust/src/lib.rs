@@ -1,9 +1,9 @@
 //! The decisions of DSpark speculative decoding.
 //!
 //! Everything that chooses lives here: which noise a draw uses, what a row of logits means under the
-//! request's sampling parameters, what is drafted, verified and accepted, and where a request stops.
-//! Matrices of a model are multiplied elsewhere, but for two things that have no good operation there ([`attention`]
-//! and [`product`]). Nothing here knows Python: the bindings sit behind the feature `python`.
+//! request's sampling parameters, what is drafted, verified and accepted, and where a request stops. A
+//! model's matrices are multiplied elsewhere, except in two cases for which there is no good operation there
+//! ([`attention`] and [`product`]). Nothing here knows Python: the bindings sit behind the feature `python`.
 
 pub mod accept;
 pub mod attention;

@@ -1,9 +1,9 @@
 //! Products of a few vectors with matrices of a draft's heads, read in place in their own precision.
 //!
-//! One vector at a time, so a product is as fast as its matrix can be read: the matrices here (W2 above all,
-//! vocabulary x rank) are read once per drafted token. Sums run in a fixed number of lanes and without
-//! fused operations, so a product is the same to the last bit on every machine, alone or divided
-//! among threads.
+//! Vectors are multiplied one at a time, so a product is as fast as its matrix can be read: the matrices here
+//! (W2 above all, vocabulary x rank) are read once per drafted token. Sums run in a fixed number of lanes and
+//! without fused operations, so a product is the same to the last bit on every machine, on one thread or on
+//! several.
 
 use half::{bf16, f16};
 use multiversion::multiversion;
@@ -15,9 +15,9 @@ use crate::threads;
 /// Running sums kept side by side: one 512-bit register of f32.
 const LANES: usize = 16;
 
-/// Elements below which a product stays on its thread. On two threads a matrix that fits the caches
-/// (SmolLM2's W2, 3 million elements) was read only a tenth faster, for the price of waking a thread; one of
-/// 39 million 1.5 times.
+/// Products of fewer elements stay on their thread. On two threads, a matrix that fits the caches (SmolLM2's
+/// W2, 3 million elements) was read only a tenth faster, at the price of waking a thread; one of 39 million
+/// elements was read 1.5 times as fast.
 const PARALLEL: usize = 1 << 23;
 
 /// The precision of a chain: f64 if anything it reads is f64, else f32.
@@ -28,7 +28,7 @@ pub(crate) trait Compute: Copy + Default + Send + Sync + 'static {
     fn widen(self) -> f64;
     /// Appends a row.
     fn extend(row: Row<'_>, out: &mut Vec<Self>);
-    /// `out[i] += weights[i] . x`, for every row of `weights`, which are as wide as `x` is long.
+    /// `out[i] += weights[i] . x` for every row of `weights`, whose rows are as long as `x`.
     fn add_products(weights: Rows<'_>, x: &[Self], out: &mut [Self]);
     /// `out[j] += weights[ids[j]] . x`.
     fn add_products_at(weights: Rows<'_>, ids: &[u32], x: &[Self], out: &mut [Self]);
@@ -174,8 +174,8 @@ fn widen_bf16(x: bf16) -> f32 {
     f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
-/// Exact, and without a branch or a call, so that a loop of it becomes vector instructions. The half's exponent
-/// is read as an f32's, which is off by 127 - 15 = 112; scaling by a power of two repairs that for normal and
+/// Exact, and without a branch or a call, so that loops over it are vectorised. The half's exponent is read
+/// as an f32's, which is off by 127 - 15 = 112; scaling by a power of two corrects that for normal and
 /// subnormal numbers alike.
 #[inline(always)]
 fn widen_f16(x: f16) -> f32 {

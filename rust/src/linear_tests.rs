@@ -46,7 +46,7 @@ macro_rules! check {
         f32::add_products(Rows::$kind(matrix), &x32, &mut floats);
         for (i, (found, expected)) in floats.iter().zip(&expected).enumerate() {
             prop_assert!((f64::from(*found) - expected).abs() < 1e-6 * (cols + 1) as f64);
-            // The same number alone, by index, and in a whole product.
+            // The number is the same alone, by index, and in a whole product.
             prop_assert_eq!(*found, base[i] as f32 + f32::dot(Rows::$kind(matrix).row(i), &x32));
         }
         let ids: Vec<u32> = (0..rows as u32).rev().collect();

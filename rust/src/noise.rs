@@ -10,8 +10,8 @@ use philox::{even_words, philox};
 
 use crate::mutant::{self, Mutant};
 
-/// What a number is used for. Streams of different purposes never meet: drawing the residual with the
-/// noise of the draft or of the acceptance test biases the text.
+/// What a number is used for. Streams of different purposes never overlap: drawing the residual with the
+/// noise of the draft or of the acceptance test would bias the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Drawing a drafted token.
@@ -75,36 +75,37 @@ fn wide(high: u32, low: u32) -> u64 {
     (u64::from(high) << 32) | u64::from(low)
 }
 
-/// The numbers of one round of one request, by slot: slot `k` is that of the `k`-th drafted token,
-/// from 0, and the slot behind the last one is that of the bonus token.
+/// The numbers of one round of one request, by slot: slot `k` belongs to the `k`-th drafted token, counted
+/// from 0, and the slot behind the last one to the bonus token.
 pub trait RoundNoise: Sync {
-    /// Draws the drafted token of a slot.
+    /// The number that draws the drafted token of a slot.
     fn draft(&self, slot: usize) -> f64;
 
-    /// Tests the drafted token of a slot.
+    /// The number that tests the drafted token of a slot.
     fn accept(&self, slot: usize) -> f64;
 
-    /// Draws the corrected or bonus token, if it falls into this slot.
+    /// The number that draws the corrected or bonus token, if it falls into this slot.
     fn resample(&self, slot: usize) -> f64;
 
     /// Gumbel noise of a token at the slot's position.
     fn gumbel(&self, slot: usize, token: u32) -> f64;
 
-    /// Writes for tokens `first`, `first + 1`, ... (`first` even) a lower bound, in units of 2^-32, of
-    /// 1 - exp(-exp(-g)), g being the token's Gumbel noise. A search for the largest sum of logit and noise
-    /// looks only at tokens that their bound lets win; 0 excludes none and is always right.
+    /// Writes, for tokens `first`, `first + 1`, ... (`first` even), a lower bound, in units of 2^-32, of
+    /// 1 - exp(-exp(-g)), where g is the token's Gumbel noise. A search for the largest sum of logit and
+    /// noise scores only tokens that can win by their bound; 0 excludes none and is always valid.
     fn gumbel_bounds(&self, slot: usize, first: u32, out: &mut [u32]) {
         let _ = (slot, first);
         out.fill(0);
     }
 }
 
-/// The noise of a round in production, counted by the round's anchor.
+/// The noise of a round in production, whose counters derive from the round's anchor.
 ///
-/// Numbers of the ratio rules are counted by (position of the anchor, slot, purpose). Each round has
-/// an anchor of its own, so none is used twice; counted by the token's own position alone, `block` would use
-/// some again in the next round, given what it saw of them in this one. Gumbel noise is counted by
-/// (position of the token, token id) alone, so that it is the same whatever round the position falls into.
+/// The counter of a number of the ratio rules holds (position of the anchor, slot, purpose). Each round has
+/// its own anchor, so no number is used twice. If it held the token's own position alone, `block` would use
+/// some numbers again in the next round, although its choices in this one depended on them. The counter of
+/// Gumbel noise holds (position of the token, token id) alone, so that the noise is the same whatever round
+/// the position falls into.
 #[derive(Clone, Copy, Debug)]
 pub struct Counted {
     noise: Noise,
@@ -218,7 +219,7 @@ mod tests {
         assert!(streams[0] != streams[1] && streams[1] != streams[2] && streams[0] != streams[2]);
     }
 
-    /// Mean and variance of 2^17 numbers lie within 5 standard errors of the uniform and Gumbel laws'.
+    /// Mean and variance of 2^17 numbers are within 5 standard errors of those of uniform and Gumbel laws.
     #[test]
     fn moments() {
         let n = 1 << 17;

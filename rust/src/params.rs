@@ -1,5 +1,4 @@
-//! What a request asks of sampling. Names and meaning as in vLLM, order of application as in
-//! transformers.
+//! The sampling parameters of a request: named and defined as in vLLM, applied in the order of transformers.
 
 /// Sampling parameters of one request.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,7 +15,7 @@ pub struct SamplingParams {
     pub repetition_penalty: f64,
     /// Subtracted once from the logit of every token in the output; 0 is off.
     pub presence_penalty: f64,
-    /// Subtracted from a token's logit as often as it stands in the output; 0 is off.
+    /// Subtracted from a token's logit as often as it occurs in the output; 0 is off.
     pub frequency_penalty: f64,
     /// Added to the logits of these tokens.
     pub logit_bias: Vec<(u32, f64)>,
@@ -67,17 +66,17 @@ impl SamplingParams {
         self.temperature == 0.0
     }
 
-    /// Whether tokens seen before change a row's law.
+    /// Whether tokens seen before change a row's distribution.
     pub fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.penalises_output()
     }
 
-    /// Whether tokens of the output, but not of the prompt, change a row's law.
+    /// Whether tokens of the output, but not of the prompt, change a row's distribution.
     pub(crate) fn penalises_output(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
-    /// The same without temperature and truncation: the law that bias and penalties leave.
+    /// The same without temperature and truncation: the distribution that bias and penalties leave.
     pub(crate) fn before_temperature(&self) -> Self {
         Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..self.clone() }
     }

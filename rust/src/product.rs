@@ -1,11 +1,11 @@
 //! Products of a few rows with a small matrix, where a call into a BLAS costs more than the product.
 //!
-//! A pass of a small model over a verify block is a chain of such products: 8 rows with 96 x 512 take MKL 10 us, of
-//! which the arithmetic is 4. Here the weights are kept in panels of 32 columns, and each step of the sum updates up
-//! to 8 rows by 32 columns held in registers.
+//! A pass of a small model over a verify block is a chain of such products: MKL takes 10 us for 8 rows times
+//! 96 x 512, of which the arithmetic is 4. Here the weights are kept in panels of 32 columns, and each step
+//! of the sum updates up to 8 rows by 32 columns held in registers.
 //!
-//! Each output is one sum in ascending order of the inner index, whatever the number of rows: a row's result does not
-//! depend on the rows beside it, bit for bit.
+//! Each output is one sum in ascending order of the inner index, whatever the number of rows: a row's result
+//! is the same to the last bit whatever rows are beside it.
 
 /// Columns of a panel.
 const PANEL: usize = 32;
@@ -47,8 +47,8 @@ impl Product {
         self.cols
     }
 
-    /// `out = start + x W^T`, where `x` is `[rows, inner]` and `out` `[rows, cols]`; `start`, of the shape of `out`, is 0
-    /// where it is absent.
+    /// `out = start + x W^T`, where `x` is `[rows, inner]` and `out` is `[rows, cols]`; `start` has the shape
+    /// of `out` and counts as 0 if absent.
     ///
     /// # Panics
     /// If the lengths do not fit.
@@ -109,7 +109,7 @@ fn multiply_with<T: Tile>(product: &Product, x: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Adds R rows times one panel to at most `left` columns at the start of each row of `out`; gives R.
+/// Adds R rows times one panel to at most `left` columns at the start of each row of `out`; returns R.
 fn add<T: Tile, const R: usize>(
     panel: &[f32],
     inner: usize,
@@ -127,7 +127,7 @@ fn add<T: Tile, const R: usize>(
     R
 }
 
-/// Any processor; fused like the others, so that the bits are the same.
+/// For any processor; fused like the others, so that the bits are the same.
 struct Portable;
 
 impl Tile for Portable {
@@ -206,7 +206,7 @@ mod x86 {
         _mm512_fmadd_ps,
         _mm512_storeu_ps
     );
-    // Sixteen registers: two rows of four vectors of sums, the weights and a factor.
+    // Of sixteen registers: two rows of four vectors of sums, the weights and a factor.
     tile!(
         Avx2,
         tile_256,

@@ -1,13 +1,13 @@
-//! Views on logits that live in someone else's memory.
+//! Views of logits in memory that belongs to others.
 //!
-//! Logits are read where they are, row by row, in the precision they came in. Nothing here copies.
+//! Logits are read in place, row by row, in the precision they came in. Nothing here copies.
 
 use half::{bf16, f16};
 
 /// One row of logits.
 #[derive(Clone, Copy, Debug)]
 pub enum Row<'a> {
-    /// Double precision: stays so through every transform.
+    /// Double precision, kept through every transform.
     F64(&'a [f64]),
     /// Single precision.
     F32(&'a [f32]),
@@ -85,7 +85,7 @@ impl<'a, T> Matrix<'a, T> {
         Self { data, rows, cols, stride }
     }
 
-    /// A view of contiguous memory, `cols` elements a row. A partial last row is left out of the view.
+    /// A view of contiguous memory, `cols` elements per row. An incomplete last row is not part of the view.
     pub fn contiguous(data: &'a [T], cols: usize) -> Self {
         let rows = data.len().checked_div(cols).unwrap_or(0);
         Self { data, rows, cols, stride: cols }

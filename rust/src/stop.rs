@@ -1,8 +1,8 @@
 //! Where a request stops: end ids and stop strings.
 //!
-//! A stop string is a property of the text, not of the tokens: it may begin in one token, or one round,
-//! and end in another. So the text is matched as it arrives, token by token, and the token that
-//! completes a string ends the request, also in the middle of an accepted prefix.
+//! A stop string is a property of the text, not of the tokens: it may begin in one token, or one round, and
+//! end in another. So the text is matched as it arrives, token by token, and the token that completes a
+//! string ends the request, even in the middle of an accepted prefix.
 
 /// The ids that end a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,8 +21,8 @@ pub enum StopHit {
 }
 
 impl StopIds {
-    /// The model's `end` tokens (none under `ignore_eos`) and the request's `own` stop ids. An id in both is an
-    /// end token.
+    /// The model's `end` tokens (none under `ignore_eos`) and the request's `own` stop ids. An id in both is
+    /// an end token.
     pub fn new(end: &[u32], own: &[u32]) -> Self {
         let sorted = |ids: &mut dyn Iterator<Item = u32>| {
             let mut ids: Vec<u32> = ids.collect();
@@ -53,17 +53,17 @@ impl StopIds {
 /// What one more token of text led to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StopMatch {
-    /// Text that is now certain to stay, after what was given before.
+    /// Text that is now certain to stay; it follows what was returned before.
     pub text: String,
-    /// The stop string that the token completed. The request has ended, and `text` is its last.
+    /// The stop string that the token completed. The request has then ended, and `text` is its last.
     pub stop: Option<String>,
 }
 
-/// Matches stop strings against a text that arrives in pieces, and holds back what may yet be cut.
+/// Matches stop strings against a text that arrives in pieces, and holds back what may still be cut.
 ///
 /// The string whose end comes first wins; of several that end at the same byte, the first listed. One
-/// automaton per string (Knuth, Morris and Pratt) reads each byte once, however the text is divided.
-/// Matching bytes is matching characters: in UTF-8 no character's bytes occur inside another's.
+/// automaton per string (Knuth, Morris and Pratt) reads each byte once, however the text is divided. Matching
+/// bytes is as good as matching characters: in UTF-8 no character's bytes occur inside another's.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
     patterns: Vec<Pattern>,
@@ -82,17 +82,17 @@ struct Pattern {
 }
 
 impl StopStrings {
-    /// Strings in the order of the request. `keep` leaves the string that was found in the text
-    /// (`include_stop_str_in_output`); otherwise it is cut out. An empty string is in no text and never found:
-    /// whoever takes parameters from a user refuses it.
+    /// Strings in the order of the request. With `keep`, the string that was found stays in the text
+    /// (`include_stop_str_in_output`); otherwise it is cut out. An empty string is never found: code that
+    /// takes parameters from users refuses it.
     pub fn new(strings: Vec<String>, keep: bool) -> Self {
         let patterns = strings.into_iter().filter(|s| !s.is_empty()).map(Pattern::new).collect();
         Self { patterns, keep, held: String::new(), ended: false }
     }
 
-    /// Reads the text of one more token. Unless it `may_stop` (`min_tokens`), a string that ends in it does not
-    /// count; one that only begins in it may be completed later. After a match the text has ended, and what is
-    /// pushed then is dropped.
+    /// Reads the text of one more token. Unless it `may_stop` (`min_tokens`), a string that ends in it does
+    /// not count; one that only begins in it may be completed later. After a match the text has ended, and
+    /// what is pushed then is dropped.
     pub fn push(&mut self, piece: &str, may_stop: bool) -> StopMatch {
         if self.ended {
             return StopMatch::default();
@@ -120,11 +120,11 @@ impl StopStrings {
         text + &std::mem::take(&mut self.held)
     }
 
-    /// Feeds every automaton; gives the first listed of the strings that this byte completes.
+    /// Feeds every automaton; returns the first listed of the strings that this byte completes.
     fn step(&mut self, byte: u8) -> Option<usize> {
         let mut found = None;
         for (index, pattern) in self.patterns.iter_mut().enumerate() {
-            // Not `find`: the others must read the byte too, for a match that does not count.
+            // Not `find`: the other automata must read the byte, too, in case the match does not count.
             if pattern.step(byte) && found.is_none() {
                 found = Some(index);
             }
@@ -135,7 +135,7 @@ impl StopStrings {
     /// Ends the text at a string whose last byte is the held text's byte `end - 1`.
     fn end(&mut self, index: usize, end: usize) -> StopMatch {
         let stop = self.patterns[index].text.clone();
-        // What was shown is shorter: the whole of the string was held.
+        // Not below 0: if the string is to be cut out, all of it was held back.
         self.held.truncate(if self.keep { end } else { end - stop.len() });
         self.ended = true;
         StopMatch { text: std::mem::take(&mut self.held), stop: Some(stop) }

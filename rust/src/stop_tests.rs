@@ -101,7 +101,7 @@ fn reference(text: &str, list: &[String]) -> Option<(usize, usize)> {
     })
 }
 
-/// The shortest beginning that must be shown: the rest might be the beginning of a string.
+/// The part that must be shown: the rest might be the beginning of a string.
 fn certain<'a>(text: &'a str, list: &[String]) -> &'a str {
     let may_grow = |at: usize| list.iter().any(|s| s.len() > text.len() - at && s.starts_with(&text[at..]));
     let at = (0..text.len()).find(|&at| text.is_char_boundary(at) && may_grow(at));

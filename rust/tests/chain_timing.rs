@@ -37,7 +37,7 @@ fn numbers(n: usize, spread: f32, seed: u64) -> Vec<f32> {
     (0..n).map(|i| (noise.uniform(i as u32, 0, Purpose::Draft) as f32 - 0.5) * spread).collect()
 }
 
-/// Times whole chains of one size; `times` of each.
+/// Times whole chains of one size, each `times` times.
 fn chains(name: &str, vocabulary: usize, rank: usize, hidden: usize, times: usize, half: bool) {
     let w1 = numbers(vocabulary * rank, 2.0, 1);
     let w2 = numbers(vocabulary * rank, 2.0, 2);
@@ -65,7 +65,7 @@ fn chains(name: &str, vocabulary: usize, rank: usize, hidden: usize, times: usiz
     };
     let confidence = Some(ConfidenceHead { weight: Row::F32(&weight), bias: None, with_markov: true });
     let heads = |kind| Heads { markov: Some(MarkovHead { kind, w1, w2 }), confidence, vocabulary: None };
-    // What a target pass does to the caches.
+    // Empties the caches as a target pass does.
     let sweep = vec![1u64; 12 << 20];
     let cold = || {
         black_box(sweep.iter().sum::<u64>());

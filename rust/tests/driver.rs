@@ -1,5 +1,6 @@
-//! Thousands of requests against a small engine, with everything that can happen to them. After every step the books
-//! are audited and the runner's caches compared with them, row by row; in the end every text is that of the request alone.
+//! Runs thousands of requests on a small engine, with everything that can happen to them. After every step
+//! the engine's books are audited and the runner's caches compared with them, row by row; in the end every
+//! text is that of the request alone.
 
 mod toy;
 
@@ -29,7 +30,7 @@ struct Wish {
 }
 
 impl Wish {
-    /// A request much like others: prompts begin alike, continue a text that was told before, or are the same.
+    /// A request much like others: prompts begin alike, continue an earlier text, or are the same.
     fn random(id: RequestId, random: &mut Random, told: &[Vec<u32>]) -> Wish {
         let tail = |random: &mut Random, most: usize| -> Vec<u32> {
             (0..random.below(most)).map(|_| random.below(toy::VOCAB - 1) as u32).collect()
@@ -47,7 +48,7 @@ impl Wish {
         let temperature = if random.chance(3) { 0.0 } else { 0.5 + random.below(10) as f64 / 10.0 };
         let params = SamplingParams {
             temperature,
-            // The token that spoils the target's rows: few get that far.
+            // The token that spoils the target's rows: most requests exclude it.
             logit_bias: if random.chance(6) { Vec::new() } else { vec![(toy::VOCAB as u32 - 1, -1e9)] },
             top_k: if random.chance(3) { 5 } else { 0 },
             repetition_penalty: if random.chance(4) { 1.2 } else { 1.0 },
@@ -83,18 +84,18 @@ struct Setting {
     config: EngineConfig,
     at_parts: bool,
     confident: bool,
-    /// One call of the runner in so many fails.
+    /// One in this many calls of the runner fails.
     failing: Option<usize>,
 }
 
 impl Setting {
     fn runner(&self, failing: Option<Random>) -> ToyRunner {
-        // Else plain decoding is faster, and what is not drafted is not tested.
+        // Otherwise plain decoding is faster, and what is not drafted is not tested.
         let is_slow = failing.is_some() && matches!(self.config.policy, Policy::Throughput { .. });
         ToyRunner {
             error: 0.3,
             slow: Duration::from_micros(if is_slow { 50 } else { 0 }),
-            // No token of a prompt, so that it is met in what is generated.
+            // Not drawn for prompts, so that it is met in what is generated.
             poison: Some(toy::VOCAB as u32 - 1),
             at_parts: self.at_parts,
             confident: self.confident,
@@ -114,9 +115,9 @@ impl Setting {
         inbox
     }
 
-    /// Whether a request's text may depend on nothing but itself.
+    /// Whether a request's text has to depend on the request alone.
     fn is_exact(&self, wish: &Wish) -> bool {
-        // Of a plan by throughput, and of a draft that fails, the rounds are not the request's own.
+        // With plans by throughput, or with a draft that fails, a request's rounds depend on the others.
         let looks_at_the_load =
             matches!(self.config.policy, Policy::Throughput { .. }) || self.failing.is_some();
         // A bad row fails the round that verifies it, and with it what the round would have kept before the row.
@@ -126,12 +127,12 @@ impl Setting {
     }
 }
 
-/// What came of a run.
+/// The results of a run.
 #[derive(Default, Debug)]
 struct Seen {
     stats: Stats,
     refused: u64,
-    /// Texts compared to the end, and up to where they were cut off.
+    /// Number of texts compared to the end, and of those compared up to where they were cut off.
     whole: usize,
     cut: usize,
 }
@@ -159,7 +160,7 @@ fn drive(setting: &Setting, seed: u64, count: usize) -> Seen {
                 let wish = Wish { id: next as RequestId, ..wish.clone() };
                 let (mut request, inbox) = wish.request();
                 if random.chance(12) {
-                    // Over before it starts, or never: what happens in between is up to those that are cancelled.
+                    // The deadline passes at once or never; ends in between are left to cancelled requests.
                     request.deadline =
                         Some(Instant::now() + Duration::from_secs(3600 * random.below(2) as u64));
                 }
@@ -199,7 +200,7 @@ fn drive(setting: &Setting, seed: u64, count: usize) -> Seen {
     seen
 }
 
-/// Holds the engine's books against what the runner has.
+/// Compares the engine's books with what the runner has.
 fn compare(engine: &Engine<ToyRunner>, caches: &HashMap<RequestId, toy::Caches>, total: usize) {
     engine.audit().unwrap();
     let mut reserved = 0;
@@ -215,7 +216,7 @@ fn compare(engine: &Engine<ToyRunner>, caches: &HashMap<RequestId, toy::Caches>,
     assert!(reserved <= total, "{reserved} positions of {total}");
 }
 
-/// Holds an outcome against that of the request alone.
+/// Compares an outcome with that of the request alone.
 fn check(setting: &Setting, wish: &Wish, inbox: &Inbox, seen: &mut Seen) {
     if !setting.is_exact(wish) {
         return;

@@ -1,4 +1,4 @@
-//! The round loop over a toy model: what is committed, where requests stop, and who is told.
+//! The round loop over a toy model: what is committed, where requests stop, and what clients are told.
 
 mod toy;
 
@@ -188,7 +188,7 @@ fn a_stop_string_that_ends_with_a_stop_id_is_cut_out_too() {
     }
 }
 
-/// Of a pass over two requests: NaN, plus infinity and nothing but minus infinity end the one they belong to.
+/// In a pass over two requests, NaN, plus infinity or minus infinities alone end the one they belong to.
 #[test]
 fn useless_logits_fail_their_own_request_only() {
     let plain = alone(Rule::Rejection, 0, 0.0, greedy(), 40).tokens();
@@ -218,7 +218,7 @@ fn useless_logits_fail_their_own_request_only() {
     }
 }
 
-/// A row that leaves one token is one to draw from.
+/// A row that leaves a single token is still one to draw from.
 #[test]
 fn a_row_with_one_token_left_gives_it() {
     let mut row = vec![f64::NEG_INFINITY; toy::VOCAB];
@@ -299,12 +299,12 @@ fn many_threads_use_one_engine_and_it_closes_while_busy() {
     let whole = inboxes.iter().filter(|inbox| inbox.tokens().len() == 30).count();
     assert!(whole >= 4 * 16, "{whole} were waited for");
     for inbox in &inboxes {
-        // The engine is gone, and everybody was told.
+        // The engine is gone, and every client was told.
         inbox.finish(|finish| assert!(matches!(finish.reason, FinishReason::Length | FinishReason::Abort)));
     }
 }
 
-/// Requests whose rows the runner judges, beside others whose rows the core does: all get what they get from the core.
+/// If the runner judges some requests' rows and the core the others', all get what the core gives them.
 #[test]
 fn a_runner_may_decide_about_some_requests() {
     for rule in [Rule::Rejection, Rule::Coupled] {
@@ -349,7 +349,7 @@ fn a_row_that_a_runner_cannot_judge_ends_its_request() {
     inbox.finish(|finish| assert!(matches!(finish.error, Some(Failure::Numerics(_)))));
 }
 
-/// What fails to judge where the rows lie ends the requests that are judged there, at whatever call; the core's go on.
+/// If the runner fails to judge, at whatever call, the requests that it judges end; those of the core go on.
 #[test]
 fn a_runner_that_fails_to_judge_ends_those_of_which_it_decides() {
     for call in 1..=5 {

@@ -1,4 +1,4 @@
-//! A draft that fails: speculation steps aside, and only the target can fail a request.
+//! Tests of a draft that fails: drafting pauses, and only the target can fail a request.
 
 mod toy;
 
@@ -13,7 +13,7 @@ use dspark_core::schedule::{CostTable, Policy};
 use toy::{Inbox, ToyRunner, request};
 
 fn policies() -> [Policy; 4] {
-    // A draft is next to free, so that it is tried whenever it may be.
+    // Drafting is next to free, so that it is tried whenever it may be.
     let table = CostTable::new(&[(1, 0.010), (64, 0.011)]).unwrap();
     [
         Policy::Fixed,
@@ -23,7 +23,7 @@ fn policies() -> [Policy; 4] {
     ]
 }
 
-/// Three requests, of which the last has no use for a draft; their ends, and what the engine has counted.
+/// Runs three requests, of which the last declines the draft; returns their ends and the engine's counts.
 fn run(policy: &Policy, runner: ToyRunner, max_tokens: usize) -> ([Inbox; 3], Stats) {
     let stats = Arc::<StatsBoard>::default();
     let config = EngineConfig {
@@ -46,7 +46,7 @@ fn run(policy: &Policy, runner: ToyRunner, max_tokens: usize) -> ([Inbox; 3], St
 }
 
 fn toy(fails_once: Option<(&'static str, usize)>) -> ToyRunner {
-    // The runner decides: else there is no call that could fail. Slow passes, that drafts pay.
+    // The runner decides, or there would be no call that could fail. Passes are slow, so that drafts pay.
     let slow = Duration::from_micros(200);
     ToyRunner { confident: true, decides_above: Some(0.5), fails_once, slow, ..ToyRunner::default() }
 }
@@ -86,7 +86,7 @@ fn a_draft_that_always_fails_is_tried_ever_more_rarely() {
             assert_eq!(found.tokens(), whole.tokens());
             found.finish(|finish| assert!(finish.rounds.iter().all(|round| round.drafted == 0)));
         }
-        // In rounds 1, 9, 25, 57, 121 and 249; for both, and then for each, to see whether it is one of them.
+        // In rounds 1, 9, 25, 57, 121, 249: for both requests, then for each, in case only one of them fails.
         let (passes, tries) = (*tries.lock().unwrap() as u64, stats.draft_failures);
         assert!((1..=6).contains(&tries) && (tries..=3 * tries).contains(&passes), "{tries} {passes}");
         assert!(
@@ -97,7 +97,7 @@ fn a_draft_that_always_fails_is_tried_ever_more_rarely() {
     }
 }
 
-/// The others go on drafting; the one waits as the engine would, and nobody's text changes.
+/// The others continue to draft; the one that fails waits as the engine would, and no text changes.
 #[test]
 fn a_request_whose_draft_always_fails_costs_the_others_nothing() {
     for policy in &policies() {
@@ -115,10 +115,10 @@ fn a_request_whose_draft_always_fails_costs_the_others_nothing() {
                 let broken = [0, 1, 2].map(|i| found[i].finish(|finish| finish.skipped.broken));
                 assert!(drafted(&found[0]) == 0 && broken[0] > 0, "{broken:?}");
                 assert!(broken[2] == 0 && stats.skipped.broken == broken.iter().sum::<u64>());
-                // Once the others have ended it is alone, and starts anew.
+                // Once the others have ended, it is alone and starts anew.
                 assert!((1..=12).contains(&stats.draft_failures), "{}", stats.draft_failures);
                 if matches!(policy, Policy::Throughput { .. }) {
-                    // Whoever tries alone cannot be told from the draft.
+                    // If a request tries alone, its failures cannot be told from the draft's.
                     assert!(drafted(&found[1]) > 0, "{broken:?}");
                 } else {
                     assert_eq!(drafted(&found[1]), drafted(&whole[1]));
@@ -129,7 +129,7 @@ fn a_request_whose_draft_always_fails_costs_the_others_nothing() {
     }
 }
 
-/// A draft of bad rows alone costs its pass and gives nothing: it is tried ever more rarely, and that is said.
+/// A draft of bad rows alone costs its pass for nothing: it is tried ever more rarely, as is reported.
 #[test]
 fn a_draft_without_a_token_to_draw_is_tried_ever_more_rarely() {
     for policy in &policies() {

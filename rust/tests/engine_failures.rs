@@ -1,4 +1,4 @@
-//! The target's calls that fail: what is tried again, and whose end it is.
+//! Tests of target calls that fail: what is tried again, and which requests end.
 
 mod toy;
 
@@ -14,7 +14,7 @@ use toy::{Caches, Inbox, ToyRunner, request};
 
 const LENGTHS: [usize; 4] = [30, 7, 50, 18];
 
-/// Four requests of different lengths, behind one that has left its prefix.
+/// Runs four requests of different lengths, after one whose prefix is kept.
 fn run(config: EngineConfig, runner: ToyRunner, mut after_step: impl FnMut(&Stats)) -> [Inbox; 4] {
     let (stats, caches) = (Arc::<StatsBoard>::default(), runner.caches.clone());
     let (mut engine, queue) = toy::with(config, runner, stats.clone());
@@ -52,7 +52,7 @@ fn config() -> EngineConfig {
     EngineConfig { prefill_chunk_size: 64, ..toy::config(Rule::Coupled, toy::GAMMA) }
 }
 
-/// Where everybody's rows are judged by the core, by the runner, or by either.
+/// Runners where the core judges all rows, where the runner does, and where each judges some.
 fn toys() -> impl Iterator<Item = ToyRunner> {
     let judged = [None, Some(-1.0), Some(0.5)];
     judged.into_iter().map(|decides_above| ToyRunner { error: 0.3, decides_above, ..ToyRunner::default() })
@@ -84,7 +84,7 @@ fn a_request_that_fails_the_targets_pass_ends_alone() {
     }
 }
 
-/// Each request goes on in every round, whether it is the drafts' rows that are too many or those of all requests.
+/// Each request advances in every round, whether the drafts' rows are too many or those of all requests.
 #[test]
 fn a_pass_that_is_too_wide_is_made_in_parts() {
     for most_rows in [1, 4] {
@@ -108,7 +108,7 @@ fn a_pass_that_is_too_wide_is_made_in_parts() {
     }
 }
 
-/// Passes with drafted tokens that fail time and again are tried ever more rarely, and that is said.
+/// Passes with drafted tokens that fail time and again are tried ever more rarely, and this is reported.
 #[test]
 fn drafts_that_no_pass_can_hold_step_aside() {
     let table = CostTable::new(&[(1, 0.010), (64, 0.011)]).unwrap();
@@ -129,7 +129,7 @@ fn drafts_that_no_pass_can_hold_step_aside() {
         });
         let twice = *passes.lock().unwrap() - rounds;
         let found = stats.read();
-        // The first failure may be the memory of kept prefixes; from the second on the waits double.
+        // The first failure may be for lack of kept prefixes' memory; from the second on, the waits double.
         assert!((2..=8).contains(&twice), "{twice} of {rounds} rounds were made twice");
         assert!(found.draft_failures as usize == twice - 1 && broken > 200, "{found:?}");
         assert_eq!(found.draft_failure.as_deref(), Some("out of memory"));
@@ -185,7 +185,7 @@ fn room_that_kept_prefixes_take_is_room_for_who_runs() {
     assert_eq!(made_room, 4 + 3, "one has all its room from the start");
 }
 
-/// Also where the memory is taken later: by a copy, or by the prompt's own pass.
+/// The same where memory is taken later: by a copy, or by the prompt's own pass.
 #[test]
 fn room_that_kept_prefixes_take_is_room_for_prompts() {
     let texts = |fails_once: Option<(&'static str, usize)>| {
@@ -215,7 +215,7 @@ fn room_that_kept_prefixes_take_is_room_for_prompts() {
     }
 }
 
-/// What cannot be copied can be computed: a prefix that is there is no reason to fail.
+/// What cannot be copied can be computed: a prefix that is kept is no reason to fail.
 #[test]
 fn a_prefix_that_cannot_be_copied_fails_nobody() {
     let runner = ToyRunner { fail_fork: true, ..ToyRunner::default() };

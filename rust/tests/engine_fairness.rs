@@ -1,4 +1,4 @@
-//! Who gets on beside whom: at admission, in the prefill, and where memory runs out.
+//! Tests of fairness among requests: at admission, in the prefill, and when memory runs out.
 
 mod toy;
 
@@ -90,7 +90,7 @@ fn short_prompts_get_through_beside_a_long_one_which_goes_on() {
         engine.step();
         let mut shorts = Vec::new();
         for id in 1.. {
-            // More than the chunk in every step: all that the long one leaves.
+            // More than a chunk in every step, so that they take all that the long prompt leaves.
             let lengths = [14, 17, 70];
             for (i, length) in (0..).zip(lengths) {
                 shorts.push((length, submit(&queue, 3 * id + i, &prompt(length, (3 * id + i) as u32), 1)));
@@ -111,7 +111,7 @@ fn short_prompts_get_through_beside_a_long_one_which_goes_on() {
     }
 }
 
-/// Prompts of one length are no reason to share: the last would be through no sooner, the others later.
+/// Prompts of equal length do not share a step: the last would be done no sooner, the others later.
 #[test]
 fn equal_prompts_go_one_after_the_other() {
     let config = EngineConfig { prefill_chunk_size: 50, ..toy::config(Rule::Coupled, toy::GAMMA) };
@@ -123,7 +123,7 @@ fn equal_prompts_go_one_after_the_other() {
     }
 }
 
-/// A later prompt that got through first is still the one that makes room.
+/// A later prompt that was done first is still the one that makes room.
 #[test]
 fn the_last_admitted_gives_up_its_caches_though_its_prompt_was_through_first() {
     let config = EngineConfig {
@@ -148,7 +148,7 @@ fn the_last_admitted_gives_up_its_caches_though_its_prompt_was_through_first() {
     assert_alone(&inboxes[1], 1, &short, 90);
 }
 
-/// Whoever shares a prompt up to the page border finds that, however the chunk has fallen.
+/// A request that shares a prompt up to the page border can fork it there, wherever chunks were cut.
 #[test]
 fn the_end_of_a_prompt_is_not_cut_where_forks_need_its_beginning() {
     let text = prompt(40, 1);

@@ -1,4 +1,4 @@
-//! Who may look ahead: the plan of a round may depend on all of its tokens only where that changes no law.
+//! Foresight: a round's plan may depend on all of its tokens only where that changes no distribution.
 
 mod toy;
 
@@ -11,8 +11,9 @@ use dspark_core::params::SamplingParams;
 use dspark_core::schedule::{CostTable, Policy};
 use toy::{Inbox, ToyRunner, request};
 
-/// (drafted, verified) of two requests in the first round under a table whose first drafted token is dear and all
-/// others are free. The budget comes from the round before, of which there is none: without foresight it is 0.
+/// (drafted, verified) of two requests in the first round under a table whose first drafted token is
+/// expensive and whose others are free. The budget comes from the round before; there is none yet, so without
+/// foresight it is 0.
 fn first_round(rule: Rule, temperatures: [f64; 2]) -> [(usize, usize); 2] {
     let throughput = |cost: &[(usize, f64)]| Policy::Throughput {
         cost: CostTable::new(cost).unwrap(),

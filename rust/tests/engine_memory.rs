@@ -1,4 +1,4 @@
-//! Many requests in little memory: who is refused, who makes room, and what is computed once for several.
+//! Many requests in little memory: which are refused or make room, and what is computed once for several.
 
 mod toy;
 
@@ -61,8 +61,8 @@ fn two_that_do_not_fit_together_take_turns_without_loss() {
     }
 }
 
-/// Two requests, one after the other or both at once; how many tokens went through the target in prefills, and how many
-/// of the second prompt were taken over.
+/// Runs two requests, one after the other or both at once; returns how many tokens went through the target in
+/// prefills, and how many of the second prompt were reused.
 fn twice(at_parts: bool, together: bool, prompts: [&[u32]; 2], drafts: [bool; 2]) -> (usize, usize) {
     let runner = ToyRunner { at_parts, ..ToyRunner::default() };
     let prefilled = runner.prefilled.clone();
@@ -100,7 +100,7 @@ fn a_prompt_goes_through_the_target_once() {
         // Recurrent states: the last page border before the prompt's end.
         assert_eq!(twice(true, together, [&prompt, &prompt], both), (48, 32));
         assert_eq!(twice(true, together, [&prompt, &prompt[..32]], both), (40 + 32, 0));
-        // A draft context cannot be had from a request without one; the other way round it can be left out.
+        // A draft context cannot come from a request without one; the other way round, it can be left out.
         assert_eq!(twice(false, together, [&prompt, &prompt], [false, true]), (80, 0));
         assert_eq!(twice(false, together, [&prompt, &prompt], [true, false]), (41, 39));
         // Less than a page is not worth a copy.
@@ -108,8 +108,8 @@ fn a_prompt_goes_through_the_target_once() {
     }
 }
 
-/// Requests that run together, behind one that ran alone; how many tokens went through the target in prefills, and which
-/// caches were given up.
+/// Runs one request alone, then others together; returns how many tokens went through the target in prefills,
+/// and which caches were released.
 fn behind(runner: ToyRunner, first: &[u32], prompts: &[&[u32]]) -> (usize, Vec<RequestId>) {
     let (prefilled, released) = (runner.prefilled.clone(), runner.released.clone());
     let config = EngineConfig { prefill_chunk_size: 64, ..toy::config(Rule::Coupled, toy::GAMMA) };
@@ -135,7 +135,7 @@ fn a_source_that_refused_a_fork_is_not_believed_again() {
     let long = [system.as_slice(), &[7; 60]].concat();
     let short: Vec<_> = (1..4).map(|last| [system.as_slice(), &[last, last]].concat()).collect();
     let prompts: Vec<_> = short.iter().map(Vec::as_slice).collect();
-    // It has forgotten too much, so the first computes the prompt, and the others wait for that one.
+    // The source has forgotten too much, so the first computes the prompt, and the others wait for that one.
     let forgets = ToyRunner { window: Some(40), ..ToyRunner::default() };
     assert_eq!(behind(forgets, &long, &prompts).0, 100 + 42 + 2 + 2);
     assert_eq!(behind(ToyRunner::default(), &long, &prompts).0, 100 + 2 + 2 + 2);
@@ -148,7 +148,7 @@ fn what_can_never_be_forked_is_neither_kept_nor_waited_for() {
     assert_eq!((prefilled, released.len()), (3 * 40, 3));
 }
 
-/// Turns of a chat: one without the draft takes over what is kept, and leaves the draft's context to the next.
+/// In a chat, a turn without the draft reuses what is kept, and leaves the draft's context to the next turn.
 #[test]
 fn a_turn_without_the_draft_does_not_cost_the_others_their_context() {
     let config = EngineConfig { prefill_chunk_size: 64, ..toy::config(Rule::Coupled, toy::GAMMA) };

@@ -21,8 +21,8 @@ struct Logits {
 
 impl Logits {
     fn new(values: Vec<f64>, cols: usize) -> Self {
-        // bfloat16 has the fewest digits, half precision the nearest end to small numbers: of the eighths,
-        // those that bfloat16 can hold (every one below 32, some above) are exact in all types.
+        // bfloat16 has the fewest digits, and half precision underflows first: those eighths that bfloat16
+        // can hold (all below 32, some above) are exact in all types.
         let eighths = values.iter().map(|x| (x * 8.0).round() / 8.0);
         let f64: Vec<f64> = eighths.map(|x| bf16::from_f64(x).to_f64()).collect();
         let logits = Logits {
@@ -36,7 +36,7 @@ impl Logits {
         logits
     }
 
-    /// Without equal values, no two types have to say the same.
+    /// Checks that all types hold the same values: otherwise they need not agree.
     fn check(&self) {
         for (k, row) in self.f64.chunks_exact(self.cols).enumerate() {
             for (i, &x) in row.iter().enumerate() {
@@ -128,8 +128,8 @@ impl Case {
         accept_logits(self.rule, self.target(), &self.ids, draft, &self.params, &mut history, &noise, &mut ws)
     }
 
-    /// The tokens drafted in an element type, the verdict on them, which laws and logits must share to the last
-    /// bit, and all probabilities that it rests on: those drawn from, and the target's.
+    /// The tokens drafted in an element type, the verdict on them, which must be the same from laws and from
+    /// logits to the last bit, and all probabilities behind it: those drawn from, and the target's.
     fn decided(&self, kind: usize) -> (Vec<u32>, Result<Verdict, AcceptError>, Vec<f64>) {
         let (case, laws) = Case { greedy_draft: false, kind, ..self.clone() }.drafted();
         let verdict = case.judge(&laws, &mut History::new(&PROMPT));
@@ -140,7 +140,7 @@ impl Case {
         (case.ids.clone(), verdict, probs)
     }
 
-    /// The same with the laws that log-probabilities are of: at temperature 0 those before it and the truncation.
+    /// The same with the laws that log-probabilities report: at temperature 0, before it and the truncation.
     fn reported(&self) -> Self {
         let mut case = self.clone();
         if case.params.is_greedy() {
@@ -150,7 +150,7 @@ impl Case {
         case
     }
 
-    /// The target's law of row `k`, the drafted tokens before it seen.
+    /// The target's law of row `k`, after the drafted tokens before it.
     fn p(&self, k: usize) -> Result<Law<'_>, BadRow> {
         let mut history = History::new(&PROMPT);
         self.ids[..k].iter().for_each(|&id| history.push(id));
@@ -188,7 +188,7 @@ fn params(vocabulary: usize) -> impl Strategy<Value = SamplingParams> {
     })
 }
 
-/// Logits of which a share are minus infinity and a few are worse.
+/// Logits of which some are minus infinity and a few are NaN or plus infinity.
 fn logits(rows: usize, cols: usize) -> impl Strategy<Value = Vec<f64>> {
     let logit = prop_oneof![
         60 => -20.0..20.0f64,
@@ -230,8 +230,8 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// A verdict keeps a prefix of possible tokens and one more; an error names a row that is bad indeed,
-    /// and leaves the history as it was.
+    /// A verdict keeps a prefix of possible tokens and one more; an error names a row that is really bad, and
+    /// leaves the history as it was.
     #[test]
     fn verdicts_and_errors(case in cases()) {
         let (case, laws) = case.drafted();
@@ -272,7 +272,7 @@ proptest! {
         }
     }
 
-    /// Under `rejection` and `coupled`, rows behind the first rejection are never looked at.
+    /// Under `rejection` and `coupled`, rows behind the first rejection are never read.
     #[test]
     fn rows_behind_a_rejection_are_not_read(case in cases()) {
         let (mut case, laws) = case.drafted();
@@ -286,9 +286,9 @@ proptest! {
         prop_assert_eq!(case.judge(&laws, &mut History::new(&PROMPT)), Ok(verdict));
     }
 
-    /// The draft's logits say the same as its laws in every type; f32, f16 and bf16 rows of equal values have the
-    /// same probabilities to the last bit, and decide alike. `f64` rows are transformed in `f64`: near a border
-    /// they may decide otherwise, and only have to agree with themselves.
+    /// The draft's logits give the same verdict as its laws in every type; f32, f16 and bf16 rows of equal
+    /// values have the same probabilities to the last bit, and decide alike. `f64` rows are transformed in
+    /// `f64`: near a border they may decide otherwise, and only have to agree with themselves.
     #[test]
     fn laws_and_logits_agree(case in cases()) {
         let _ = case.decided(0);
@@ -308,8 +308,8 @@ proptest! {
     }
 }
 
-/// A case that random numbers once found: bfloat16 rounds a draft's 35.875 to 36, and another token replaces the
-/// drafted one. The number decides, not the type that it comes in.
+/// A case that random numbers once found: bfloat16 rounds a draft's 35.875 to 36, and another token replaces
+/// the drafted one. The value decides, not the type that holds it.
 #[test]
 fn a_number_decides_alike_in_every_type() {
     let ids = [2, 13, 21, 28, 34, 35, 36, 51, 65];

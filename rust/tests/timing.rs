@@ -27,7 +27,7 @@ fn time(what: &str, mut run: impl FnMut()) {
     println!("{what:<44} {:8.1} us  ({:.1} .. {:.1})", spent[50], spent[10], spent[90]);
 }
 
-/// Logits of about the spread of a language model's, one very likely token a row.
+/// Logits of about the spread of a language model's.
 fn logits(rows: usize, seed: u64) -> Vec<f32> {
     let noise = Noise { seed, sample: 0 };
     (0..rows * VOCABULARY)
@@ -99,8 +99,8 @@ fn blocks() {
     let mut ws = Workspace::default();
     let mut history = History::new(&[1]);
     let round = Counted::new(Noise { seed: 9, sample: 0 }, 17);
-    // Against itself the draft is always accepted, and under `coupled` the tokens that the target draws are; a
-    // token that the draft loves and the target does not never is.
+    // With the target's own logits the draft is always accepted, under `coupled` with the tokens that the
+    // target draws; a token that the draft much prefers and the target does not is never accepted.
     let history_of_one = History::new(&[1]);
     let drawn: Vec<u32> = (0..GAMMA)
         .map(|k| {

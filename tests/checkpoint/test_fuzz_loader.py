@@ -305,9 +305,9 @@ def test_headers_that_are_no_object(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        ({"norm.weight": "../model.safetensors"}, "not a file beside it"),
-        ({"norm.weight": "/etc/passwd"}, "not a file beside it"),
-        ({"norm.weight": "."}, "not a file beside it|safetensors"),
+        ({"norm.weight": "../model.safetensors"}, "not in the same directory"),
+        ({"norm.weight": "/etc/passwd"}, "not in the same directory"),
+        ({"norm.weight": "."}, "not in the same directory|safetensors"),
         ({"norm.weight": 7}, "not an index"),
         ({"norm.weight": None}, "not an index"),
         ([], "not an index"),

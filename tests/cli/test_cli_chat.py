@@ -98,7 +98,7 @@ def test_lines_that_are_no_text(target, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
     code, out, err = run("chat", *GREEDY, "--target", target, "--draft", "tiny-draft")
     assert code == 2 and out == "" and err.count("\n") == 1
-    assert err.startswith("dspark: RequestError: standard input is no utf-8 text: ")
+    assert err.startswith("dspark: RequestError: standard input is not utf-8 text: ")
 
 
 def test_chat_goes_on_after_an_error_at_a_terminal(target, typed):
@@ -115,7 +115,7 @@ def test_chat_goes_on_after_an_error_at_a_terminal(target, typed):
     )
     typed("import " * 40, "one")
     code, _, err = run("chat", *pair)
-    assert code == 0 and "context window 40" in err and "4 tokens in" in err
+    assert code == 0 and "context window holds 40" in err and "4 tokens in" in err
 
 
 def test_ctrl_c_cancels_an_answer_and_keeps_what_was_shown(target, typed, monkeypatch):

@@ -25,7 +25,7 @@ from dspark.cli import show
         (["generate", "--token-ids", "1", "--chat"], "RequestError", "--chat"),
         (["generate", "x", "--chat"], "RequestError", "--target smollm2"),
         (["generate", "x", "--max-model-len", "8", "--token-ids"], "ConfigError", "expected one argument"),
-        (["generate", "import os\n" * 9, "--max-model-len", "8"], "CapacityError", "context window 8"),
+        (["generate", "import os\n" * 9, "--max-model-len", "8"], "CapacityError", "context window holds 8"),
         (["generate", "x", "--top-p", "2"], "RequestError", "top_p"),
         (["generate", "x", "--top-p", "two"], "ConfigError", "invalid float value"),
         (["generate", "x", "--temperature", "-1"], "RequestError", "temperature"),
@@ -35,7 +35,7 @@ from dspark.cli import show
         (
             ["generate", "x", "--target", "no/where"],
             "ConfigError",
-            "which is no directory here: give --draft",
+            "which is not a directory here: give --draft",
         ),
         (["generate", "x", "--target", "nowhere", "--no-draft"], "CheckpointError", "'nowhere'"),
         (["generate", "x", "--draft", "tiny"], "CheckpointError", "'tiny' is a target"),
@@ -68,7 +68,7 @@ def test_a_prompt_that_is_no_text(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xff"), encoding="utf-8"))
     code, out, err = run("generate", "-")
     assert code == 2 and out == "" and err.count("\n") == 1 and "unexpected" not in err
-    assert err.startswith("dspark: RequestError: standard input is no utf-8 text: ") and "0xff" in err
+    assert err.startswith("dspark: RequestError: standard input is not utf-8 text: ") and "0xff" in err
 
 
 def test_what_follows_two_dashes_is_no_flag():

@@ -80,7 +80,7 @@ def test_a_run_and_its_gates(
         (["--clip", "-1"], "clip"),
         (["--packaging", "flat", "--lean"], "lean"),
         (["--start-layers", "9"], "start_layers"),
-        (["--start", "tiny-draft"], "--layers is of a new draft"),
+        (["--start", "tiny-draft"], "--layers is for a new draft"),
         (["--template-option", "thinking=false"], "has no chat template to give thinking to"),
         (["--openers", "o.txt"], "--openers needs --self-prompts"),
         (["--samples", "1"], "--samples needs --prompts"),
@@ -138,7 +138,7 @@ def test_a_draft_to_start_from_has_its_own_shape() -> None:
     assert parsed("--start", "d", "--training-block-size", "9").shape == Shape(training_block_size=9)
     for flag in SHAPE:
         if flag not in ("training-block-size", "no-confidence"):
-            with pytest.raises(ConfigError, match=f"--{flag} is of a new draft"):
+            with pytest.raises(ConfigError, match=f"--{flag} is for a new draft"):
                 parsed("--start", "d", f"--{flag}", "5")
 
 

@@ -106,7 +106,7 @@ def test_more_shared_memory_is_asked_for_once(
     (tmp_path / "again").symlink_to(compiled_kernels())
     monkeypatch.setenv("DSPARK_KERNEL_CACHE", str(tmp_path / "again"))
     kernel = attention_kernel(choose(CPU), torch.float32, [256])
-    with pytest.raises(KernelError, match="attend_f32_d256 shared memory: cuFuncSetAttribute answered"):
+    with pytest.raises(KernelError, match="attend_f32_d256 shared memory: cuFuncSetAttribute returned"):
         attended(kernel, [(5, 7), (3, 3)], wide, how)
 
 

@@ -274,5 +274,5 @@ def test_heads_that_do_not_fit_the_pass_are_refused() -> None:
     assert "joint_proj.weight must be [72, 88]" in refused("rnn", weight=torch.zeros(3 * RANK, HIDDEN))
     assert "confidence_head.proj.weight must be" in refused("vanilla", confidence=torch.zeros(1, HIDDEN - 1))
     assert "draft states must be [8, 40]" in refused("vanilla", hidden=torch.zeros(7, HIDDEN))
-    assert "no blocks of 4" in refused("vanilla", base=torch.zeros(7, columns))
+    assert "not whole blocks of 4" in refused("vanilla", base=torch.zeros(7, columns))
     assert "no block 1 of 4" in refused("none", base=torch.zeros(4, columns), hidden=torch.zeros(4, HIDDEN))

@@ -92,7 +92,10 @@ def choose_anew() -> _core.Kernels:
 
 @pytest.mark.parametrize(
     ("number", "sentence"),
-    [("75", "has compute capability 7.5, and the kernels need 8.0"), ("190", "knows no sm_190")],
+    [
+        ("75", "has compute capability 7.5, but the kernels need at least 8.0"),
+        ("190", "does not support sm_190"),
+    ],
 )
 def test_a_device_that_is_too_old_or_too_new(number: str, sentence: str) -> None:
     with stand_in(compiled_kernels(), DSPARK_STANDIN_ARCH=number), pytest.raises(KernelError, match=sentence):
@@ -126,20 +129,20 @@ def test_a_torch_without_nvrtc(driver: Library, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("DSPARK_KERNEL_CACHE", str(tmp_path))  # a choice of its own
     monkeypatch.setattr("dspark.kernels.nvrtc._loaded", lambda: None)
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
-    assert "brings no NVRTC" in reason("NVRTC")
+    assert "does not ship NVRTC" in reason("NVRTC")
 
 
 NVRTC_STEPS = {
-    "nvrtcVersion": "nvrtcVersion answered NVRTC_ERROR_COMPILATION",
-    "nvrtcGetNumSupportedArchs": "nvrtcGetNumSupportedArchs answered",
-    "nvrtcGetSupportedArchs": "nvrtcGetSupportedArchs answered",
-    "nvrtcCreateProgram": "nvrtcCreateProgram answered",
+    "nvrtcVersion": "nvrtcVersion returned NVRTC_ERROR_COMPILATION",
+    "nvrtcGetNumSupportedArchs": "nvrtcGetNumSupportedArchs returned",
+    "nvrtcGetSupportedArchs": "nvrtcGetSupportedArchs returned",
+    "nvrtcCreateProgram": "nvrtcCreateProgram returned",
     "nvrtcCompileProgram": "probe do not compile for sm_90a: device.cuh(1): error: planted of more than one",
-    "nvrtcGetProgramLogSize": "nvrtcGetProgramLogSize answered",
-    "nvrtcGetProgramLog": "nvrtcGetProgramLog answered",
-    "nvrtcGetCUBINSize": "nvrtcGetCUBINSize answered",
-    "nvrtcGetCUBIN": "nvrtcGetCUBIN answered",
-    "nothing": "cuModuleLoadData answered CUDA_ERROR_INVALID_IMAGE",
+    "nvrtcGetProgramLogSize": "nvrtcGetProgramLogSize returned",
+    "nvrtcGetProgramLog": "nvrtcGetProgramLog returned",
+    "nvrtcGetCUBINSize": "nvrtcGetCUBINSize returned",
+    "nvrtcGetCUBIN": "nvrtcGetCUBIN returned",
+    "nothing": "cuModuleLoadData returned CUDA_ERROR_INVALID_IMAGE",
 }
 
 
@@ -184,7 +187,7 @@ def test_every_call_of_the_driver_may_fail(
         link = tmp_path / f"{number}"  # a choice of its own, with what is compiled
         link.symlink_to(compiled_kernels())
         monkeypatch.setenv("DSPARK_KERNEL_CACHE", str(link))
-        assert f"{function} answered CUDA_ERROR_OUT_OF_MEMORY" in reason(function)
+        assert f"{function} returned CUDA_ERROR_OUT_OF_MEMORY" in reason(function)
     assert choose_anew().architecture == "sm_90a"
 
 
@@ -210,7 +213,7 @@ def test_an_error_without_words_is_still_said(driver: Library, monkeypatch: pyte
     kernels = choose_anew()
     kernels.prepare(["probe"])
     monkeypatch.setenv("DSPARK_STANDIN_FAIL", "cuLaunchKernel:1:9999")
-    with pytest.raises(KernelError, match=r"launching kernel probe: cuLaunchKernel answered error 9999$"):
+    with pytest.raises(KernelError, match=r"launching kernel probe: cuLaunchKernel returned error 9999$"):
         kernels.probe(0, 1, 1, 0)
 
 
@@ -220,7 +223,7 @@ def test_a_kernel_that_cannot_be_prepared_is_one_warning(
     kernels = choose_anew()
     assert prepare(kernels, "attention", ["probe"]) is None
     with pytest.warns(
-        KernelWarning, match="no CUDA kernels for attention, torch's operations are used: there is no"
+        KernelWarning, match="no CUDA kernels for attention, so torch's operations are used: there is no"
     ):
         assert prepare(kernels, "attention", ["nobody"]) == "there is no kernel nobody"
 

@@ -127,8 +127,8 @@ def test_many_at_once_leave_one_whole_file(tmp_path: Path) -> None:
     ("unit", "architecture", "sentence"),
     [
         ("nobody", "sm_80", 'no unit of kernels called "nobody"'),
-        ("probe", "sm_70", "an architecture is sm_80 or newer, such as sm_90a"),
-        ("probe", "sm_810", "knows no sm_810"),
+        ("probe", "sm_70", "an architecture must be sm_80 or newer, such as sm_90a"),
+        ("probe", "sm_810", "does not support sm_810"),
     ],
 )
 def test_what_cannot_be_compiled(unit: str, architecture: str, sentence: str) -> None:

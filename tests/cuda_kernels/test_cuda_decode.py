@@ -68,7 +68,7 @@ def test_a_golden_trace_and_who_did_what(driver: Library, decoder: DSparkDecoder
     found = decoder.info()["kernels"]
     assert found["compiled for"].startswith("sm_90a by NVRTC ") and "stand-in" in found["compiled for"]
     assert all(found[role].startswith("kernel: ") for role in ("attention", "draft attention"))
-    assert found["recurrence"] == "this model has no place for kernels"
+    assert found["recurrence"] == "this model does not use kernels"
     before = driver.launches("attend_f32_d16")
     check_trace(decoder, golden("draft-vanilla")[0], 0.5)
     assert driver.launches("attend_f32_d16") > before + 100
@@ -100,7 +100,7 @@ def test_a_launch_that_fails_in_a_pass_fails_its_request(
     expected = row["runs"][0]["output_ids"][:16]
     monkeypatch.setenv("DSPARK_STANDIN_FAIL", f"cuLaunchKernel:{number}:700")
     with pytest.raises(
-        DSparkError, match=r"launching kernel \w+: cuLaunchKernel answered CUDA_ERROR_ILLEGAL_ADDRESS"
+        DSparkError, match=r"launching kernel \w+: cuLaunchKernel returned CUDA_ERROR_ILLEGAL_ADDRESS"
     ):
         decoder.generate(row["prompt_ids"], params)
     assert list(decoder.generate(row["prompt_ids"], params).token_ids) == expected

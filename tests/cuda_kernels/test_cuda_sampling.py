@@ -126,8 +126,8 @@ def test_limits_of_the_kernels_are_told_when_the_role_is_given() -> None:
     assert sampling_role(kernels, **given).startswith("kernel")
     for name, value, words in (
         ("rank", 1025, "rank 1025"),
-        ("vocabulary", 2**20, "rows of 1048576 logits"),
-        ("gamma", 64, "blocks of 65 rows"),
+        ("vocabulary", 2**20, "rows have 1048576 logits"),
+        ("gamma", 64, "blocks have 65 rows"),
         ("dtypes", {torch.float64}, "float64"),
     ):
         role = sampling_role(kernels, **{**given, name: value})
@@ -140,7 +140,7 @@ def test_as_many_equal_logits_as_the_sums_hold(emulation: Library) -> None:
     made = Batch(row, row[:0], [[]], [neutral(top_p=0.5)], [_core.Noise(1, 1)], [([], [])])
     assert made.differences("rejection", emulation, 32) == (0, 0)
     made.target, made.draft = more, more[:0]
-    with pytest.raises(RequestError, match="1 to 1048575 columns were expected, found 1048576"):
+    with pytest.raises(RequestError, match="expected 1 to 1048575 columns, found 1048576"):
         made.by_kernel("rejection", emulation)
 
 

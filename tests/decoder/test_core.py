@@ -260,7 +260,7 @@ def test_plans() -> None:
     assert plan([[0.9, 0.01], [0.5]], flat) == [2, 1] and plan([[0.9, 0.9]], flat, limits=[1]) == [1]
     with pytest.raises(ConfigError):
         plan([[0.9]], flat, limits=[1, 2])
-    with pytest.raises(ConfigError, match="within 0 and 1"):
+    with pytest.raises(ConfigError, match="must be between 0 and 1"):
         plan([[1.5]], flat)
     assert threshold_prefix([0.9, 0.4, 0.8], 0.5) == 1
 

@@ -116,7 +116,7 @@ def test_the_window_is_never_overrun(decoders: Decoders, options: dict[str, Any]
     prompt = [200 + i % 50 for i in range(48 - room)]
     result = decoder.generate(prompt, SamplingParams(temperature=0.0, ignore_eos=True))
     assert len(result.token_ids) == room and result.finish_reason == "length"
-    with pytest.raises(CapacityError, match="49 tokens, the context window 48"):
+    with pytest.raises(CapacityError, match="49 tokens, but the context window holds 48"):
         decoder.generate([200] * 49)
 
 

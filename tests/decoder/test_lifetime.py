@@ -146,7 +146,7 @@ with DSparkDecoder.from_pretrained("tiny", "tiny-draft", device="cpu", policy="f
 def test_a_fork_has_no_decoder() -> None:
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    why = "decoder was made before this process was forked: threads do not come along, torch's neither, so"
+    why = "decoder was made before this process was forked: threads do not survive a fork, nor do torch's, so"
     state, *said, decided = done.stdout.splitlines()
     assert (state, len(said), decided) == ("forked", 4, "2")
     assert all(line.startswith(f"{'a' if line is said[-1] else 'the'} {why}") for line in said)

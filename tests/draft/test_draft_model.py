@@ -199,9 +199,9 @@ def test_a_borrowing_draft_needs_a_target_that_fits(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no embeddings of its own"):
         load_draft(path, target=None)
     for name, changes, message in (
-        ("vocabulary", {"vocab_size": 62}, "vocab_size is 61 here, 62 there"),
-        ("layers", {"num_hidden_layers": 5}, "num_target_layers is 4 here, 5 there"),
-        ("width", {"hidden_size": 40, "head_dim": 8}, "width of a tap is 32 here, 40 there"),
+        ("vocabulary", {"vocab_size": 62}, "vocab_size is 61 in the draft, 62 in the target"),
+        ("layers", {"num_hidden_layers": 5}, "num_target_layers is 4 in the draft, 5 in the target"),
+        ("width", {"hidden_size": 40, "head_dim": 8}, "width of a tap is 32 in the draft, 40 in the target"),
     ):
         other = load_target(write_target(tmp_path / name, "llama", **changes))
         with pytest.raises(ConfigError, match=message):

@@ -104,10 +104,10 @@ def test_other_packagings_honour_the_map_too(dtype: torch.dtype, target: Any, tm
         (15, torch.zeros(16, dtype=torch.int64), r"d2t has shape \[16\] .* expected \[15\]"),
         (16, torch.zeros(16), r"d2t .* dtype F32, expected \[16\] and one of I64, I32"),
         (16, torch.zeros(4, 4, dtype=torch.int64), r"d2t has shape \[4, 4\]"),
-        (16, torch.full((16,), 46), "d2t sends the draft's token 15 to 61, outside"),
-        (16, torch.full((16,), -1), "d2t sends the draft's token 0 to -1, outside"),
-        (16, torch.full((16,), 2**63 - 1), "d2t sends the draft's token 0 to .* outside"),
-        (16, torch.tensor([1, *[0] * 15]), "sends two of the draft's tokens to one"),
+        (16, torch.full((16,), 46), "d2t maps the draft's token 15 to 61, outside"),
+        (16, torch.full((16,), -1), "d2t maps the draft's token 0 to -1, outside"),
+        (16, torch.full((16,), 2**63 - 1), "d2t maps the draft's token 0 to .* outside"),
+        (16, torch.tensor([1, *[0] * 15]), "maps two of the draft's tokens to the same"),
     ],
 )
 def test_maps_that_are_refused(

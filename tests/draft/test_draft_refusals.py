@@ -95,7 +95,7 @@ def test_impossible_switches_are_refused(own: bool, switch: dict[str, Any], mess
         (nested_config({"sample_from_anchor": "no"}), "sample_from_anchor must be true or false"),
         (
             nested_config({"sample_from_anchor": False}, block_size=1),
-            "block_size is 1, and the anchor's slot",
+            "block_size is 1, but the anchor's slot",
         ),
         (flat_config(block_size=2**40), "block_size must be a positive integer, found 1099511627776"),
         (flat_config(num_hidden_layers=2**30), "num_hidden_layers must be at most 4096"),

@@ -262,7 +262,7 @@ def test_a_draft_of_other_sizes_than_its_target(tmp_path: Path) -> None:
             "transformer_layer_config.rope_parameters.rope",
         ),
         (speculators_config(layer_types=["sliding_attention"] * 2), "sliding_window is missing"),
-        (dflash_config(block_size=1), "block_size is 1, and the anchor's slot predicts nothing"),
+        (dflash_config(block_size=1), "block_size is 1, but the anchor's slot predicts nothing"),
     ],
 )
 def test_contradictions_are_refused(config: dict[str, Any], message: str, load: Load) -> None:

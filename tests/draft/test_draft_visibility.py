@@ -248,7 +248,7 @@ def test_a_layer_that_holds_more_than_its_config_says_is_refused(
     config = make()
     tensors = tensors_of(config)
     path = write_checkpoint(tmp_path, config, tensors | {name: torch.zeros(HIDDEN)})
-    message = f"model.safetensors: holds tensor {re.escape(name)}, and the config has no place for it"
+    message = f"model.safetensors: holds tensor {re.escape(name)}, but the config has no place for it"
     for read in (inspect_checkpoint, lambda path: load_draft(path, target=target)):
         with pytest.raises(CheckpointError, match=message):
             read(path)
@@ -262,5 +262,5 @@ def test_what_follows_from_the_config_may_be_stored(tmp_path: Path, target: Targ
 def test_masks_with_an_embedding_of_their_own_are_refused(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, dflash_config(), draft_tensors(own=False, **PLAIN))
     (path / "mask_embedding.pt").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"mask_embedding\.pt: an embedding of masks apart from"):
+    with pytest.raises(CheckpointError, match=r"mask_embedding\.pt: a mask embedding outside of"):
         read_draft_directory(path)

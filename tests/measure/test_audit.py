@@ -237,7 +237,7 @@ def test_a_difference_is_judged_by_its_margin(gap, differences, beyond, undecide
     ("change", "words"),
     [
         ({"token_ids": (3, 4, 5)}, "it should have 8"),
-        ({"finish_reason": "stop"}, "ends by 'stop'"),
+        ({"finish_reason": "stop"}, "finish_reason 'stop'"),
         ({"token_ids": (3, 0, 4, 5, 6, 7, 8, 9)}, "it should have 2"),
         ({"rounds": (Round(1, 1, 0, (), 1),)}, "its rounds committed 1"),
     ],

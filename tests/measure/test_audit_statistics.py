@@ -189,4 +189,4 @@ def test_few_tokens_are_not_tested_and_it_is_said(toy):
     reference, _ = toy
     found = check(toy_results(reference, count=1, length=10), reference)
     assert found.tests == () and found.planted == ()
-    assert found.power() == "too few to catch even a law that is wholly wrong"
+    assert found.power() == "too few tokens to catch even a distribution that is entirely wrong"

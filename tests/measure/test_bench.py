@@ -136,7 +136,7 @@ def test_the_estimate_counts_every_mode_and_turn() -> None:
 @pytest.mark.parametrize(
     ("message", "options"),
     [
-        ("at least one of its batches", {"batches": []}),
+        ("batches of a benchmark must have at least one entry", {"batches": []}),
         ("batches of a benchmark must be at least 1, not 0", {"batches": [1, 0]}),
         ("turns of a benchmark must be at least 1", {"turns": 0}),
         ("at least 2 tokens", {"tokens": 1}),
@@ -386,15 +386,15 @@ def test_users_prompts_are_questions_whatever_their_file_is_called(
 def test_help_names_the_target_that_goes_without_saying(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "--help"])
-    assert "smollm2 where it has been fetched" in " ".join(capsys.readouterr().out.split())
+    assert "smollm2 if it has been fetched" in " ".join(capsys.readouterr().out.split())
 
 
 ERRORS = [
-    (("--no-draft",), "ConfigError", "it needs one"),
+    (("--no-draft",), "ConfigError", "give --draft DIR"),
     (("--policies", "brave"), "ConfigError", "not 'brave'"),
     (("--batches", 0), "ConfigError", "batches of a benchmark must be at least 1"),
     (("--plot", "speeds.pdf"), "ConfigError", "ends in .png or .svg"),
-    (("--plot", "no/where.png"), "ConfigError", "name a file in a directory that is there"),
+    (("--plot", "no/where.png"), "ConfigError", "name a file in an existing directory"),
     (("--plot", "/proc/plot.png"), "ConfigError", "/proc/plot.png cannot be written"),
     (("--prompts", "nowhere.jsonl"), "RequestError", "nowhere.jsonl cannot be read"),
     (("--sets", "chess"), "ConfigError", "chess"),

@@ -152,7 +152,7 @@ def test_rollouts_see_the_heads_own_confidences(models):
     [
         ((), "name a file with --output"),
         (("--no-draft",), "nothing to calibrate"),
-        (("--output", "/nowhere/at/all.json"), "name a file in a directory that is there"),
+        (("--output", "/nowhere/at/all.json"), "name a file in an existing directory"),
         (("--output", "x.json", "--temperature", "-1"), "temperature must be"),
         (("--output", "x.json", "--samples", "0"), "samples must be at least 1"),
         (("--output", "x.json", "--prompts", "no.jsonl"), "no.jsonl cannot be read"),
@@ -168,7 +168,7 @@ def test_refused_before_the_work(flags, message, tmp_path, monkeypatch):
 def test_too_few_rounds_are_refused_and_nothing_is_written(draft, prompts, monkeypatch):
     monkeypatch.setattr(calibration_run, "FEWEST", 10**6)
     code, _, err = run("calibrate", "--draft", draft, "--prompts", prompts, "--temperature", "0", *QUICK)
-    assert code == 2 and "1000000 and 20 are needed; more prompts or --tokens give more" in err
+    assert code == 2 and "1000000 and 20 are needed; give more prompts or --tokens" in err
     assert not (draft / "calibration.json").exists()
 
 

@@ -111,10 +111,10 @@ def test_a_position_that_is_reached_too_rarely_is_left_alone():
     )
 
 
-@pytest.mark.parametrize(("temperature", "more"), [(0.0, "or --tokens give"), (0.7, "or --samples give")])
+@pytest.mark.parametrize(("temperature", "more"), [(0.0, "prompts or --tokens$"), (0.7, "or --samples$")])
 def test_too_little_data_says_how_much_there_is_and_what_gives_more(temperature, more):
     rounds = synthetic([1.0] * 7, size=40)
-    with pytest.raises(RequestError, match=f"20 rounds to fit to and 10 to choose by, and 30 .*{more}"):
+    with pytest.raises(RequestError, match=f"20 rounds to fit to and 10 to choose by .*: 30 .*{more}"):
         fit_regime(Regime(acceptance="rejection", temperature=temperature), rounds)
 
 

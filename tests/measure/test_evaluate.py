@@ -152,7 +152,7 @@ def test_the_default_policy_is_evaluated_too(prompts, tmp_path):
     [regime] = said["regimes"]
     found = regime["data_sets"]["all"]["draft"]
     assert 0 <= found["rounds_without_draft"] <= found["rounds"] and 0 <= found["verify_rate"]["value"] <= 1
-    assert regime["confidence_head"] is None and '"throughput" hides' in regime["confidence_head_note"]
+    assert regime["confidence_head"] is None and '"throughput" leaves out' in regime["confidence_head_note"]
     assert said["info"]["policy"] == "throughput" and said["info"]["plan"]["tokens"] == 24
     assert "source: calibration.json" in page.read_text()
 
@@ -220,7 +220,7 @@ def test_calibrated_scores_are_of_prompts_that_were_not_fitted_to(tmp_path):
     for scores in ("confidence_head", "confidence_head_calibrated"):
         assert part[scores] == alone[scores]
     older = noted(tmp_path, texts, digests[::2], choosing_rounds=None)
-    assert "chosen by prompts that it does not name, maybe these" in older["confidence_head_note"]
+    assert "chosen by prompts that it does not name, which may be these" in older["confidence_head_note"]
     every = noted(tmp_path, texts, digests)
     assert "fitted to each of these prompts" in every["confidence_head_note"]
     assert every["confidence_head_calibrated"] is None
@@ -291,7 +291,7 @@ def test_a_page_that_cannot_be_written_takes_no_number_with_it(prompts, tmp_path
     ("flags", "message"),
     [
         (("--no-draft",), "nothing to evaluate"),
-        (("--html", "/nowhere/report.html"), "name a file in a directory that is there"),
+        (("--html", "/nowhere/report.html"), "name a file in an existing directory"),
         (("--prompts", "/nowhere.jsonl"), "/nowhere.jsonl cannot be read"),
         (("--tokens", "0"), "tokens must be at least 1"),
         (("--policy", "threshold"), "needs a confidence_threshold"),

@@ -192,7 +192,7 @@ def test_positions_are_shown_for_each_data_set_with_intervals():
     }
     shown = Evaluated(Regime(acceptance="rejection", temperature=0.0), measured, NO_HEAD)
     head, *rows = dict(tables(shown))["Acceptance by position, all answers"]
-    assert head == ("data set", "position", "draft given prefix", "draft prefix")
+    assert head == ("data set", "position", "draft given prefix", "draft whole prefix")
     assert [row[:2] for row in rows] == [(name, str(k)) for name in sets for k in (1, 2, 3)]
     cells = {row[:2]: row[2:] for row in rows}
     assert cells["one", "1"][0].startswith("75.0% [") and cells["one", "1"][0].endswith("]")

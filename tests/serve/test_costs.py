@@ -294,7 +294,7 @@ def test_no_place_for_a_cache_is_no_error(models: Models, monkeypatch: pytest.Mo
     for name in ("DSPARK_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    with pytest.raises(CheckpointError, match="name one in DSPARK_CACHE"):
+    with pytest.raises(CheckpointError, match="set DSPARK_CACHE to a directory"):
         cache_root()
     found = obtain(models, Options(max_batch_size=1))
     assert found is not None and found.source.startswith("measured")

@@ -154,10 +154,10 @@ def test_a_client_that_leaves_cancels_its_request(service: Service) -> None:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ({"prompt": "x", "params": {"temperature": -1}}, "temperature must be a number of at least 0"),
+        ({"prompt": "x", "params": {"temperature": -1}}, "temperature must be a number from 0 to 1e6"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": [1, 9999]}, "prompt token 1 is 9999"),
-        ({"prompt": [1] * 2049}, "the prompt has 2049 tokens, the context window 2048"),
+        ({"prompt": [1] * 2049}, "the prompt has 2049 tokens, but the context window holds 2048"),
         ({"prompt": "x", "params": {"n": 2}}, "a stream has one sample"),
         ({"prompt": "x", "params": {"warmth": 1}}, "warmth"),
         ({"prompt": "x", "params": {"logit_bias": {"a": 1}}}, "logit_bias must map token ids to numbers"),

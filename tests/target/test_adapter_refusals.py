@@ -113,7 +113,7 @@ def test_rows_that_read_later_rows_are_found_by_running(
         return output
 
     wrapped_forward(monkeypatch, blurs)
-    with pytest.raises(ConfigError, match="a text in two passes has other logits than in one"):
+    with pytest.raises(ConfigError, match="a text has other logits in two passes than in one"):
         load_target(write(tmp_path, "gpt2"))
 
 
@@ -234,7 +234,7 @@ def test_a_rotation_that_changes_with_the_length_ends_the_window(tmp_path: Path)
     path = write(tmp_path, "phi3", original_max_position_embeddings=32, **changes)
     target = load_target(path)
     assert target.config.max_position_embeddings == 32
-    assert "window 32 instead of 128: behind it longrope" in target.runs_through
+    assert "window 32 instead of 128: beyond it, longrope" in target.runs_through
     assert inspect_checkpoint(path)["max_position_embeddings"] == 32
 
 

@@ -177,7 +177,7 @@ def test_a_layer_that_holds_more_than_its_config_says_is_refused(tmp_path: Path)
         changed = {**tensors, f"{layers}{name}": torch.zeros(16)}
         path = write_checkpoint(tmp_path / name, published_config(WRAPPED), changed)
         for use in (load_target, inspect_checkpoint):
-            with pytest.raises(CheckpointError, match=f"holds tensor {layers}{name}, and the config has no"):
+            with pytest.raises(CheckpointError, match=f"holds tensor {layers}{name}, but the config has no"):
                 use(path)
     older = {**tensors, f"{layers}0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
     load_target(write_checkpoint(tmp_path / "older", published_config(WRAPPED), older))

@@ -64,5 +64,5 @@ def test_coupled_text_needs_no_draft(pair: tuple[Path, Path, Path]) -> None:
 
 def test_a_draft_of_another_target_is_refused(pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
     other = load_target(write_qwen3(tmp_path / "qwen3", VOCAB))
-    with pytest.raises(ConfigError, match="the draft does not fit the target: width of a tap is 32 here, 16"):
+    with pytest.raises(ConfigError, match="not fit the target: width of a tap is 32 in the draft, 16 in the"):
         load_draft(pair[1], target=other)

@@ -184,12 +184,12 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "a bias": (
         lambda _, tensors: tensors.update({"model.layers.2.self_attn.q_proj.bias": torch.zeros(128)}),
-        r"holds tensor model.layers.2.self_attn.q_proj.bias, and the config has no place for it "
+        r"holds tensor model.layers.2.self_attn.q_proj.bias, but the config has no place for it "
         r"\(4 layers, attention biases false\)",
     ),
     "a bias of a convolution": (
         lambda _, tensors: tensors.update({"model.layers.0.linear_attn.conv1d.bias": torch.zeros(104)}),
-        "holds tensor model.layers.0.linear_attn.conv1d.bias, and the config has no place",
+        "holds tensor model.layers.0.linear_attn.conv1d.bias, but the config has no place",
     ),
     "a layer more": (
         lambda _, tensors: tensors.update({"model.layers.4.input_layernorm.weight": torch.ones(32)}),
@@ -236,7 +236,7 @@ def test_layers_inside_the_wrapper_may_hold_nothing_else_but_what_is_recomputed(
     for path, name in ((tmp_path / "sinks", f"{layer}sinks"), (tmp_path / "k", f"{layer}k_proj.bias")):
         write(path, config, {**tensors, name: torch.zeros(4)})
         for read in (load_target, inspect_checkpoint):
-            with pytest.raises(CheckpointError, match=f"holds tensor {name}, and the config has no place"):
+            with pytest.raises(CheckpointError, match=f"holds tensor {name}, but the config has no place"):
                 read(path)
 
 

@@ -56,7 +56,7 @@ def asked(tmp_path: Path, **changes: Any) -> Settings:
     [
         ({"packaging": "odd"}, "packaging must be one of"),
         ({"packaging": "flat", "shape": {"vocabulary": 100}}, "needs speculators"),
-        ({"packaging": "flat", "save_head": False}, "flat stores its head"),
+        ({"packaging": "flat", "save_head": False}, "flat always stores the head"),
         ({"shape": {"markov_head_type": "lstm"}}, "markov_head_type"),
         ({"shape": {"taps": (9,)}}, "taps"),
         ({"shape": {"block_size": 9, "training_block_size": 4}}, "block_size"),
@@ -81,7 +81,7 @@ def test_what_is_right_gets_as_far_as_generation(tmp_path: Path, never: None) ->
 @pytest.mark.parametrize(
     ("changes", "processes", "named"),
     [
-        ({}, 3, "4 sequences a step cannot be shared by 3"),
+        ({}, 3, "4 sequences per step are not a multiple of the 3"),
         ({"muon": True, "parallel": "fsdp"}, 2, "whole matrices"),
         ({"tensorboard": True}, 1, "TensorBoard"),
     ],
@@ -201,14 +201,14 @@ def test_a_run_is_not_its_own_data(tmp_path: Path) -> None:
     chats = folder / "chats.jsonl"
     chats.write_text('{"token_ids": [1, 2, 3, 4], "answer_start": 2}\n')
     for output, cache in ((folder / "run", None), (tmp_path / "run", folder / "states")):
-        with pytest.raises(ConfigError, match=r"is inside of .*work, all of which --data reads"):
+        with pytest.raises(ConfigError, match=r"is inside .*work, which --data reads whole"):
             train(small_run(output, chats, data={"files": (folder,), "cache": cache}), print)
 
 
 def test_prompts_under_the_name_of_made_up_ones(tmp_path: Path) -> None:
     prompts = tmp_path / "self-made.jsonl"
     prompts.write_text('{"prompt": "a"}\n')
-    with pytest.raises(ConfigError, match="give it another"):
+    with pytest.raises(ConfigError, match="rename the file"):
         train(small_run(tmp_path / "run", prompts, data={"prompts": prompts, "self_prompts": 64}), print)
 
 

@@ -139,7 +139,7 @@ def test_nothing_of_other_weights_at_the_same_path_is_reused(
     with pytest.raises(ConfigError, match=r"the run there has the target .*target.* contents"):
         run(target)
     (tmp_path / "run" / "state.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"states there are of .*name another cache"):
+    with pytest.raises(CheckpointError, match=r"states there are for .*name another cache"):
         run(target)
     shutil.rmtree(tmp_path / "states")
     with pytest.raises(CheckpointError, match=r"was generated with the target .* contents"):
@@ -151,7 +151,7 @@ def test_records_without_contents_are_compared_by_name(tmp_path: Path) -> None:
     old = settings.curve("") | {"target": "tiny"}
     del old["target_content"]
     check_curve(settings, {"run": {"curve": old}}, identity(TARGET))
-    with pytest.raises(ConfigError, match="target 'other', and 'tiny'"):
+    with pytest.raises(ConfigError, match="target 'other', but 'tiny'"):
         check_curve(settings, {"run": {"curve": old | {"target": "other"}}}, identity(TARGET))
     (tmp_path / "index.json").write_text('{"target": "tiny", "taps": [0]}')
     check_owner(tmp_path, named("tiny", identity(TARGET)))
@@ -260,7 +260,7 @@ def test_unfit_targets_and_bad_data_are_found_before_generation(
             work(small_run(tmp_path / "run", bad, data=data), print)
         with pytest.raises(ConfigError, match="packaging"):
             work(small_run(tmp_path / "run", chats, data=data, packaging="odd"), print)
-        with pytest.raises(ConfigError, match="makes up no prompts"):
+        with pytest.raises(ConfigError, match="cannot make up prompts"):
             work(small_run(tmp_path / "run", chats, data={"self_prompts": 8}), print)
     prompts.write_text('{"turns": ["a", "b"]}\n')
     with pytest.raises(ConfigError, match="prompts of several turns"):
@@ -309,7 +309,7 @@ def test_answers_made_with_a_draft_know_it_by_its_contents(tmp_path: Path) -> No
     conversation = Conversation(np.arange(5), ((2, 5),))
     assert shards(drafts[0]) == shards(drafts[1])
     tuned(drafts[0])
-    with pytest.raises(CheckpointError, match="what is there was generated with draft"):
+    with pytest.raises(CheckpointError, match="the data there was generated with draft"):
         shards(drafts[0])
 
 

@@ -59,7 +59,7 @@ def test_answers_are_asked_for_with_the_keywords_and_kept_apart_by_them(target: 
     tokenizer = Tokenizer.from_directory(target)
     wanted = tokenizer.render_chat(ASKED, thinking=False)
     assert one.tokens[: one.answers[0][0]].tolist() == wanted != tokenizer.render_chat(ASKED)
-    other = r"was generated with template_options {'thinking': False}, and None is asked for"
+    other = r"was generated with template_options {'thinking': False}, but None is asked for"
     with pytest.raises(CheckpointError, match=other):
         prepare.generate_only(settings(target), print)
     # Records of before there were keywords say nothing of them, since there were none.
@@ -94,7 +94,7 @@ def test_conversations_are_read_and_users_turns_are_made_with_them(target: Path)
         ("chat_template.jinja", TEMPLATE + " ", "another tokenizer or chat template than .*target' has now"),
         ("tokenizer_config.json", '{"add_bos_token": false}', "another tokenizer or chat template"),
         ("generation_config.json", '{"eos_token_id": 0, "top_k": 9}', r"sampling .*'top_k': 0.*'top_k': 9"),
-        ("generation_config.json", '{"eos_token_id": [0, 1]}', r"end_token_ids \[0\], and \[0, 1\]"),
+        ("generation_config.json", '{"eos_token_id": [0, 1]}', r"end_token_ids \[0\], but \[0, 1\]"),
     ],
 )
 def test_answers_of_other_files_beside_the_same_weights_are_not_reused(

@@ -16,11 +16,10 @@ FIRST_CAPACITY = 128
 class KVStore:
     """One tensor `[layers, 2 * key heads, capacity, head_dim]` (keys, then values).
 
-    Rows below `length` are committed. Rows behind it are scratch: a pass writes there and attends to them,
-    and whether they stay is decided by `advance`. So a rollback is nothing at all: what was rejected is
-    overwritten.
+    Rows below `length` are committed. Rows behind it are scratch: a pass writes and attends to them, and
+    `advance` decides which of them stay. So a rollback takes no work: what was rejected is overwritten.
 
-    Capacity is what `reserve` was told. Where nobody reserved, a store grows by doubling.
+    The capacity is what was reserved (`reserve`). Without a reservation, a store grows by doubling.
     """
 
     __slots__ = ("data", "kv_heads", "length", "reserved")
@@ -54,10 +53,10 @@ class KVStore:
             self._resize(rows)
 
     def require(self, end: int) -> None:
-        """Before rows below `end` are written.
+        """Makes sure that rows below `end` can be written.
 
         Raises:
-            CapacityError: room was reserved, and it ends before that.
+            CapacityError: room was reserved, but less than that.
         """
         if end <= self.capacity:
             return
@@ -76,7 +75,7 @@ class KVStore:
         self.length += count
 
     def fork(self, length: int, room: int = 0) -> Self | None:
-        """A store of its own with copies of the first committed rows, `length` of them or all there are.
+        """A separate store with copies of the first `length` committed rows, or of all if there are fewer.
 
         Args:
             room: positions to reserve for it; 0 reserves nothing.

@@ -62,8 +62,8 @@ class CachedAttention:
     Segment i owns the next n rows, at positions length .. length + n - 1 of its store. Lengths do not
     advance.
 
-    A few rows for each request are one call for the batch: the kernel's where there is one, the core's on a
-    CPU in float32 or bfloat16. Everything else goes request by request through torch.
+    If each request has only a few rows, one call serves the whole batch: the kernel's where there is one, the
+    core's on a CPU in float32 or bfloat16. Everything else goes request by request through torch.
     """
 
     __slots__ = ("_parts", "_query_heads", "_reach_of", "_together", "_windows", "device")
@@ -77,7 +77,7 @@ class CachedAttention:
         window_rule: str = "sliding",
         kernel: AttentionKernel | None = None,
     ) -> None:
-        """`windows[l]` bounds what layer l sees (None: everything); such a layer is causal in any case,
+        """`windows[l]` bounds what layer l sees (None: everything); a layer with a window is always causal,
         unless `window_rule` (`dspark.draft.config.WINDOW_RULES`) says otherwise. `kernel`: the model's."""
         self._query_heads = query_heads
         self._windows = windows
@@ -106,7 +106,7 @@ class CachedAttention:
             row += rows
 
     def layer(self, index: int, heads: Tensor) -> Tensor:
-        """heads `[rows, q + k + v heads, head_dim]` of layer `index`, to `[rows, q heads * head_dim]`."""
+        """Layer `index`: heads `[rows, q + k + v heads, head_dim]` to `[rows, q heads * head_dim]`."""
         window = self._windows[index]
         if self._together is not None:
             return self._all_together(self._together, index, self._reach_of[window], heads)
@@ -149,7 +149,7 @@ def _core_pass(
 
 
 def _suits_core(segments: Sequence[tuple[KVStore, int]]) -> bool:
-    """Whether the core's attention can do it, and is meant to."""
+    """Whether the core's attention can and should process these segments."""
     data = segments[0][0].data
     return (
         data.is_cpu

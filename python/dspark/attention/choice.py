@@ -1,4 +1,4 @@
-"""Who attends in a model's passes of few rows."""
+"""What computes the attention of a model's passes over few rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dspark.kernels import Choice, prepare
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """The attention kernel of one model, compiled; or None in its place and why. More rows of a request than
-    a verify pass or a draft block has are torch's in any case."""
+    """The compiled attention kernel of one model, or None, and the reason. Requests with more rows than a
+    verify pass or a draft block has are left to torch in any case."""
 
     kernels: _core.Kernels | None
     how: str
@@ -23,7 +23,7 @@ class AttentionKernel:
 
 
 def attention_kernel(choice: Choice, dtype: torch.dtype, head_sizes: Iterable[int]) -> AttentionKernel:
-    """For a model with heads of these sizes; those that there is no kernel for stay with torch."""
+    """The kernel for a model with heads of these sizes; sizes without a kernel stay with torch."""
     sizes = sorted(set(head_sizes))
     served = [size for size in sizes if size in HEAD_SIZES] if dtype in DTYPES else []
     name = str(dtype).removeprefix("torch.")

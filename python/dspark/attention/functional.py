@@ -10,27 +10,28 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dspark.attention.visible import Visible
 
 ROWS_AT_ONCE = 128
-"""More rows are cut into pieces: less memory, and no work above the diagonal."""
+"""More rows than this are cut into pieces: less memory, and no work above the diagonal."""
 
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Not cuDNN's, which torch prefers on recent GPUs: it plans anew for each number of keys and rows, in tens to
-hundreds of milliseconds (FunASR issue 3704, flashinfer issue 5245), and each prompt brings new ones."""
+"""Not cuDNN's, which torch prefers on recent GPUs: it makes a new plan for each number of keys and rows, in
+tens to hundreds of milliseconds (FunASR issue 3704, flashinfer issue 5245), and each prompt has new ones."""
 
 
 def attend(queries: Tensor, keys_t: Tensor, values: Tensor, visible: Visible, mask: Tensor | None) -> Tensor:
     """Attention of R rows that end at the last of T keys.
 
-    On a CPU two matrix products with a softmax between them: measured faster than torch's fused attention at
-    every shape met here (9/3 heads of 64, 1 to 64 rows, 40 to 2,000 keys: 1.1 to 1.3 times in f32, 1.1 to 5
-    times in bf16), but for a few tens of keys in bf16. Elsewhere `scaled_dot_product_attention`.
+    On a CPU these are two matrix products with a softmax between them, measured to be faster than torch's
+    fused attention at every shape that occurs here (9/3 heads of 64, 1 to 64 rows, 40 to 2,000 keys: 1.1 to
+    1.3 times in f32, 1.1 to 5 times in bf16), except for a few tens of keys in bf16. Elsewhere it is
+    `scaled_dot_product_attention`.
 
     Args:
         queries: `[R, heads, head_dim]`, already scaled by head_dim^-1/2.
         keys_t: transposed keys `[key heads, head_dim, T]`, without the first `visible.first`.
         values: `[key heads, T, head_dim]`, likewise.
         visible: what each row sees.
-        mask: `visible.mask(...)` on the queries' device if at most `ROWS_AT_ONCE` rows, prepared once for all
-            layers.
+        mask: `visible.mask(...)` on the queries' device, prepared once for all layers; only read if there are
+            at most `ROWS_AT_ONCE` rows.
 
     Returns:
         `[R, heads * head_dim]`.
@@ -67,8 +68,8 @@ def _two_products(queries: Tensor, keys_t: Tensor, values: Tensor, mask: Tensor 
 
 
 def _fused(queries: Tensor, keys_t: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Each key head is an element of the batch, and its group of query heads reads it where it is: with a
-    mask and `enable_gqa` torch has only what writes scores out and repeats keys and values."""
+    """Makes each key head an element of the batch, which its group of query heads reads in place: with a mask
+    and `enable_gqa`, torch only has an implementation that writes scores out and repeats keys and values."""
     rows, heads, head_dim = queries.shape
     kv_heads, keys = values.shape[:2]
     groups = heads // kv_heads

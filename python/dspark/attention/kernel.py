@@ -13,7 +13,7 @@ from dspark.kernels import stream
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 HEAD_SIZES = (16, 64, 128, 256)
 MOST_ROWS = 32
-"""Of a request: a verify pass or a draft block. 16 drafted tokens and their anchor are 17."""
+"""Most rows of a request in a verify pass or a draft block. 16 drafted tokens and their anchor are 17."""
 
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
@@ -24,8 +24,8 @@ def entries(dtype: torch.dtype, head_sizes: Iterable[int]) -> list[str]:
 
 
 def suits_kernel(segments: Sequence[tuple[KVStore, int]]) -> bool:
-    """Whether the kernel can do it, and is meant to: few rows for each request, as in a verify pass or a
-    draft block, of a dtype and head size that there is an instance of."""
+    """Whether the kernel can and should process these segments: few rows for each request, as in a verify
+    pass or a draft block, in a dtype and head size that there is an instance for."""
     data = segments[0][0].data
     return (
         data.dtype in DTYPES
@@ -36,8 +36,8 @@ def suits_kernel(segments: Sequence[tuple[KVStore, int]]) -> bool:
 
 
 class AttentionPass:
-    """Where rows and caches lie, copied to the device once for all layers, and room for the states of split
-    requests. Called like `_core.Attention`."""
+    """The locations of rows and caches, copied to the device once for all layers, and a workspace for the
+    states of split requests. Called like `_core.Attention`."""
 
     __slots__ = ("_device", "_kernel", "_table", "_workspace")
 
@@ -68,8 +68,8 @@ class AttentionPass:
         self._workspace = torch.empty(self._kernel.workspace, dtype=torch.float32, device=data.device)
 
     def layer(self, index: int, reach: int, input: int, row_stride: int, output: int) -> None:
-        """Layer `index` with visibility `reaches[reach]`, by address: reads `[rows, q + k + v heads,
-        head_dim]`, writes keys and values behind the caches, and `[rows, q heads * head_dim]`."""
+        """Computes layer `index` with visibility `reaches[reach]`, by address: reads `[rows, q + k + v heads,
+        head_dim]`, writes keys and values behind the cached ones, and writes `[rows, q heads * head_dim]`."""
         table, workspace = self._table.data_ptr(), self._workspace.data_ptr()
         places = input, row_stride, output, table, workspace
         self._kernel.layer(index, reach, *places, stream(self._device))

@@ -13,10 +13,9 @@ SHORTEST_REACH = 1024
 class Visible:
     """Visibility of R rows that end at the last of T keys.
 
-    Causal: row i sees the keys up to T - R + i, with a window no more than the last `window` of these,
-    its own included. Not causal: every row sees every key. An anchored window does not slide: every row
-    sees the `window` keys before the first row (its own position not among them), and nothing else is
-    hidden by it.
+    Causal: row i sees the keys up to T - R + i, with a window no more than the last `window` of these, its
+    own included. Not causal: every row sees every key. An anchored window does not slide: of the keys before
+    the first row every row sees the last `window`, and the window hides nothing else.
     """
 
     __slots__ = ("anchored", "causal", "first", "rows", "total", "window")
@@ -30,7 +29,7 @@ class Visible:
         """The first key that any row sees."""
 
     def piece(self, start: int, stop: int) -> Visible:
-        """Visibility of rows start .. stop - 1 alone; its `total` drops the keys behind them."""
+        """Visibility of rows start .. stop - 1 alone; if causal, its `total` excludes the keys after them."""
         total = self.total - self.rows + stop if self.causal else self.total
         window = self.window
         # An anchored window counts from this piece's first row, so it reaches farther back.
@@ -39,8 +38,8 @@ class Visible:
         return Visible(stop - start, total, self.causal, window, self.anchored)
 
     def mask(self, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """Additive, None where nothing is hidden. On a CPU `[rows * groups, total - first]`, each row
-        `groups` times, cut from one that is kept; elsewhere `[rows, total - first]`, see `fresh_mask`."""
+        """The additive mask, or None where nothing is hidden. On a CPU `[rows * groups, total - first]`, each
+        row `groups` times, cut from a cached mask; elsewhere `[rows, total - first]`, see `fresh_mask`."""
         if not self.causal or (self.rows == 1 and self.total - self.first <= (self.window or self.total)):
             return None
         if device.type != "cpu":
@@ -51,8 +50,8 @@ class Visible:
         return _strip(self.rows, groups, window, reach, dtype, device)[:, reach - start :]
 
     def fresh_mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """`[rows, total - first]` of causal rows in memory of its own, which begins where an allocation does:
-        fused attention on a GPU reads masks 16 bytes at a time. Not kept, as long ones would fill a GPU."""
+        """The mask `[rows, total - first]` of causal rows in an allocation of its own, to be aligned: fused
+        attention on a GPU reads masks 16 bytes at a time. Not cached, as long masks would fill a GPU."""
         start = self.total - self.rows - self.first
         mask = torch.full((self.rows, start + self.rows), float("-inf"), dtype=dtype, device=device)
         mask.triu_(start + 1)
@@ -65,7 +64,7 @@ class Visible:
 def _strip(
     rows: int, groups: int, window: int | None, reach: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The mask of `rows` rows behind `reach` earlier keys. Cut on the left it is that behind fewer."""
+    """The mask of `rows` rows after `reach` earlier keys; cut on the left, it is that after fewer keys."""
     with torch.inference_mode(False):  # kept for later passes, which may want gradients
         own = torch.arange(reach, reach + rows, device=device)[:, None]
         keys = torch.arange(reach + rows, device=device)

@@ -11,11 +11,11 @@ import torch
 
 @cache
 def parallel_region() -> int:
-    """Address of `GOMP_parallel` in the OpenMP library that torch runs on; 0 where it cannot be found, so that
-    the core's attention runs on one thread.
+    """Address of `GOMP_parallel` in the OpenMP library that torch runs on; 0 where it cannot be found:
+    the core's attention then runs on one thread.
 
     Looked up through torch's own library, whose dependencies are searched first: a process may hold more
-    OpenMP libraries (scikit-learn brings one), and threads of two would take each other's cores.
+    OpenMP libraries (scikit-learn brings one), and the threads of two would compete for the cores.
     """
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:

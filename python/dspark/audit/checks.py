@@ -67,7 +67,7 @@ class GreedyCheck:
     smallest_gap: float
     """Between the two best logits of a row, over all tokens."""
     undecided: int
-    """Tokens whose two best logits are closer than rounding: there the check can tell nothing."""
+    """Tokens whose two best logits are closer than rounding: the check says nothing about these."""
     largest_bound: float
     faults: tuple[str, ...]
 
@@ -82,9 +82,10 @@ class GreedyCheck:
         if self.beyond_rounding:
             first = next(d for d in self.differences if not d.is_rounding)
             found.append(
-                f"temperature 0: {self.beyond_rounding} of {self.counts.tokens} tokens not the reference's: "
-                f"token {first.position} of sequence {first.sequence}: {first.token} instead of "
-                f"{first.reference_token}, {first.margin:.3g} below it (rounding explains {first.bound:.3g})"
+                f"temperature 0: {self.beyond_rounding} of {self.counts.tokens} tokens differ from the "
+                f"reference by more than rounding, first token {first.position} of sequence "
+                f"{first.sequence}: {first.token} instead of {first.reference_token}, whose logit is "
+                f"{first.margin:.3g} higher (rounding explains {first.bound:.3g})"
             )
         return found
 
@@ -130,7 +131,7 @@ class Planted:
     share: float | None
     """Share of the tokens drawn wrongly; `None`: not even all of them would be caught."""
     total_variation: float | None
-    """The same as mean total variation distance between the wrong law and the target's."""
+    """The same as mean total variation distance between the wrong distribution and the target's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,9 @@ class SampledCheck:
         for test in self.tests:
             if not test.is_passed:
                 found.append(
-                    f"{self.name}: {test.name} is {test.statistic:.4f} over {test.count} numbers, by chance "
-                    f"with probability {test.p_value:.1e} (fails below {test.limit:.1e})"
+                    f"{self.name}: {test.name} is {test.statistic:.4f} over {test.count} numbers; chance "
+                    f"gives as much with probability {test.p_value:.1e} (the test fails below "
+                    f"{test.limit:.1e})"
                 )
         return found
 
@@ -164,8 +166,11 @@ class SampledCheck:
             f"{p.kind} by {p.total_variation:.3f}" for p in self.planted if p.total_variation is not None
         ]
         if not caught:
-            return "too few to catch even a law that is wholly wrong"
-        return f"laws {' or '.join(caught)} in total variation fail in each of {SIMULATED} simulated audits"
+            return "too few tokens to catch even a distribution that is entirely wrong"
+        return (
+            f"distributions that are {' or '.join(caught)} in total variation fail in each of {SIMULATED} "
+            "simulated audits"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -181,13 +186,13 @@ class SampledCheck:
 
 @dataclass(frozen=True, slots=True)
 class CoupledCheck:
-    """A text drawn under `coupled` against what seed, position and reference say."""
+    """A text drawn under `coupled` against the one that seed, position and reference determine."""
 
     name: str
     equal: int
     within_rounding: int
     beyond_rounding: tuple[tuple[int, int], ...]
-    """(sequence, position in the output) of each token that is another."""
+    """(sequence, position in the output) of each token that differs."""
 
     def failures(self) -> list[str]:
         """Why this check fails; empty if it does not."""
@@ -195,8 +200,8 @@ class CoupledCheck:
             return []
         sequence, position = self.beyond_rounding[0]
         return [
-            f"{self.name}: {len(self.beyond_rounding)} tokens are not those of their seed and position, "
-            f"the first is token {position} of sequence {sequence}"
+            f"{self.name}: {len(self.beyond_rounding)} tokens are not those that seed and position "
+            f"determine; the first is token {position} of sequence {sequence}"
         ]
 
     def to_json(self) -> dict[str, Any]:

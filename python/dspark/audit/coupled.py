@@ -1,7 +1,6 @@
-"""The rule `coupled` promises more than a distribution: the text itself is a function of seed, position and
-target.
+"""Checks what `coupled` promises beyond a distribution: text is a function of seed, position and target.
 
-So every token can be told from the reference's logits and the noise of its position alone, without a draft.
+Every token can be computed from the reference's logits and the noise of its position, without a draft.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def check_coupled(
 ) -> CoupledCheck:
     """Compares results of the rule `coupled`, `samples` in a row for each prompt, with the reference.
 
-    A difference is rounding if the engine's token wins as soon as its logit is raised by the bound of
+    A difference counts as rounding if the engine's token wins once its logit is raised by the bound for
     rounding.
     """
     equal, rounding, beyond = 0, 0, []

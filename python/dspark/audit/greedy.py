@@ -15,8 +15,8 @@ def check_greedy(
 ) -> GreedyCheck:
     """Compares results at temperature 0 with the reference.
 
-    The reference follows the engine's own text, so one swap of equal candidates does not hide what comes
-    after it; as long as there is none, this is the same as comparing two texts.
+    The reference follows the engine's own text, so a swap of two equal candidates does not hide what comes
+    after it; without such swaps, this is the same as comparing two texts.
     """
     differences, gaps, bounds, undecided = [], [], [], 0
     total, done = sum(len(result.token_ids) for result in results), 0

@@ -1,4 +1,4 @@
-"""What an audit runs on where nothing is given."""
+"""The prompts of an audit when none are given."""
 
 CODE = (
     "def mean(values):\n    ",

@@ -55,8 +55,8 @@ class Reference:
 def law(rows: Tensor, temperature: float, top_p: float) -> Tensor:
     """Probabilities `[n, vocabulary]`, float64, of logits `[n, vocabulary]` after temperature and top-p.
 
-    Written from the definition, apart from the core: the smallest set of likeliest tokens that holds `top_p`,
-    renormalised.
+    Written from the definition, independently of the core: the smallest set of likeliest tokens that holds
+    `top_p`, renormalised.
     """
     probabilities = (rows / temperature).softmax(-1)
     if top_p >= 1:

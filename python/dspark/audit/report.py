@@ -26,8 +26,7 @@ class Report:
         return [line for check in checks for line in check.failures()]
 
     def gaps(self) -> list[str]:
-        """Runs that prove nothing about speculation, since nothing was drafted in them, nothing accepted, or
-        nothing tested."""
+        """Runs that prove nothing about speculation: nothing was drafted, accepted or tested in them."""
         runs: list[tuple[str, Counts]] = [
             ("temperature 0", self.greedy.counts),
             *((check.name, check.counts) for check in self.sampled),
@@ -56,8 +55,8 @@ class Report:
         if not self.greedy.failures():
             decided = self.greedy.counts.tokens - self.greedy.undecided
             lines.append(
-                f"temperature 0: each of {decided} tokens that rounding leaves decided is what a plain pass "
-                "over the whole text before it gives"
+                f"temperature 0: each of the {decided} tokens that are not too close to call is what a plain "
+                "pass over the whole text before it gives"
             )
         for check in self.sampled:
             if check.tests and not check.failures():
@@ -68,8 +67,8 @@ class Report:
         for text in self.coupled:
             if not text.failures():
                 lines.append(
-                    f"{text.name}: {text.equal} tokens are what seed, position and target alone make them, "
-                    f"{text.within_rounding} more are but for rounding"
+                    f"{text.name}: {text.equal} tokens are exactly those that seed, position and target "
+                    f"determine, {text.within_rounding} more differ only by rounding"
                 )
         return lines
 
@@ -77,8 +76,8 @@ class Report:
     def not_shown() -> list[str]:
         """What no audit of this kind shows."""
         return [
-            "that the target is computed rightly: engine and reference share its weights and layers",
-            "biases smaller than those named, or that leave both orders uniform and neighbours uncorrelated",
+            "that the target is computed correctly: engine and reference share its weights and layers",
+            "biases smaller than those named, or that show neither in the two orders nor between neighbours",
             "prompts, lengths and sampling parameters that were not run (penalties, min-p, biases, stops)",
         ]
 

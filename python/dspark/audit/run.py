@@ -43,7 +43,7 @@ def audit_pair(
     so batches are audited too.
 
     Raises what `DSparkDecoder.generate` raises, for the first prompt that fails, and what `require_drafts`
-    does: a verdict would rest on the few rounds that the draft was there for.
+    does: without a working draft, a verdict would rest on the few rounds that had one.
     """
     if not prompts:
         raise RequestError("an audit needs at least one prompt")
@@ -97,8 +97,8 @@ def _params(plan: Plan, law: Law, samples: int) -> SamplingParams:
 def _generate(
     models: Models, options: Options, prompts: Sequence[Prompt], params: SamplingParams, seed: int
 ) -> tuple[list[GenerationResult], dict[str, Any]]:
-    # Each prompt has a seed of its own: one seed for all would give them the same noise, and the tests take
-    # the tokens of different sequences to be independent.
+    # Each prompt has a seed of its own: one seed for all would give them the same noise, and the tests assume
+    # that the tokens of different sequences are independent.
     each = [replace(params, seed=seed + i) for i in range(len(prompts))]
     with DSparkDecoder(lambda: models, options) as decoder:
         results: list[GenerationResult] = []
@@ -123,12 +123,13 @@ def _faults(
         expected = ends[0] + 1 if ends else min(plan.tokens, room)
         if len(tokens) != expected or result.finish_reason != ("stop" if ends else "length"):
             found.append(
-                f"{name}: sequence {number} has {len(tokens)} tokens and ends by {result.finish_reason!r}; "
-                f"by its end tokens and limits it should have {expected}"
+                f"{name}: sequence {number} has {len(tokens)} tokens and finish_reason "
+                f"{result.finish_reason!r}; by its end tokens and limits it should have {expected}"
             )
         committed = sum(r.committed for r in result.rounds)
         if tokens and committed + 1 != len(tokens):
             found.append(
-                f"{name}: sequence {number} has {len(tokens)} tokens, and its rounds committed {committed}"
+                f"{name}: sequence {number} has {len(tokens)} tokens, but its rounds committed {committed}; "
+                f"expected {len(tokens) - 1}"
             )
     return found

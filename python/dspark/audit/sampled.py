@@ -3,11 +3,11 @@
 Each emitted token x becomes a number u = F(x-) + v p(x): p its probability in the reference, F(x-) the
 probability of what comes before it in some fixed order of the vocabulary, v a fresh uniform number. If
 every token is drawn from p given the text before it, the u are uniform and independent, whatever the text.
-Two orders are used. In the order of falling probability a law too sharp or too flat, as that of a draft,
-moves all numbers one way; in the order of token ids, faults of an inverse distribution function do.
+Two orders are used. In the order of falling probability, a distribution too sharp or too flat, such as a
+draft's, moves all numbers one way; in the order of token ids, a faulty inverse distribution function does.
 
-The tokens after a wholly accepted block (the bonus) are tested once more alone: they are few, and drawn by
-a path of their own. Their choice looks at nothing but what was before them, so they are uniform too.
+The tokens after a wholly accepted block (bonus tokens) are tested again on their own: they are few, and drawn
+by a separate path. Which tokens these are depends only on what came before them, so they are uniform too.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _places(p: Tensor, tokens: Tensor, order: str, generator: np.random.Generato
 
 
 def _draw(p: Tensor, generator: np.random.Generator) -> Tensor:
-    """One token of each law `[n, vocabulary]`, by inverse distribution function."""
+    """One token of each distribution `[n, vocabulary]`, by inverse distribution function."""
     sums = p.cumsum(-1)
     aim = torch.from_numpy(generator.random(len(p)))[:, None] * sums[:, -1:]
     return torch.searchsorted(sums, aim, right=True)[:, 0].clamp(max=p.shape[1] - 1)

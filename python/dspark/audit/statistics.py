@@ -16,7 +16,7 @@ CAUGHT = 0.99
 
 
 def ks_distance(numbers: Numbers) -> float:
-    """Largest distance between the empirical distribution function and that of the uniform law
+    """Largest distance between the empirical distribution function and that of the uniform distribution
     (Kolmogorov-Smirnov)."""
     ordered = np.sort(numbers)
     steps = np.arange(len(ordered) + 1) / len(ordered)
@@ -40,7 +40,7 @@ def ks_limit(count: int, level: float) -> float:
 def ks_detectable(count: int, level: float) -> float:
     """Shift of the distribution function that is caught with probability 0.99 at least, wherever it is.
 
-    If the true law is that far from uniform at one point, the empirical one is within `ks_limit(count,
+    If the true function is that far from uniform at one point, the empirical one is within `ks_limit(count,
     0.01)` of the true one with probability 0.99, so the distance stays above `ks_limit(count, level)`.
     """
     return ks_limit(count, level) + ks_limit(count, 1 - CAUGHT)
@@ -72,9 +72,9 @@ def smallest_caught_share(
     """The smallest share of tokens that could have been drawn wrongly and be caught in all of
     `SIMULATED` audits.
 
-    `planted[t]` is the transform of token t under the wrong law; in a simulated audit each token has it
-    with the probability in question, else a uniform number. Found by bisection to 1/128; `None`: not even
-    the share 1.
+    `planted[t]` is the transform of token t under the wrong distribution; in a simulated audit each token has
+    it with the probability in question, else a uniform number. Found by bisection to 1/128; `None`: not even
+    the share 1 is caught.
     """
 
     def always(share: float) -> bool:

@@ -13,14 +13,14 @@ from dspark.serve.options import POLICIES
 PLAIN = "plain"
 
 KEPT_PER_ROUND = 1.5
-"""Tokens per round that the first estimate counts on; later ones go by what was measured."""
+"""Tokens per round that the first estimate assumes; later ones use what was measured."""
 
 WIDE = 128
-"""Tokens of a pass that stands for prefills in the estimate."""
+"""Tokens of the pass that stands for prefills in the estimate."""
 
 SETTLE = 0.03
-"""Seconds around each timed run: OpenMP's workers spin for 10 ms or so after their last product, on a core
-that the next mode needs, and the engine's own account is complete by then."""
+"""Seconds to wait around each timed run: OpenMP's workers spin for 10 ms or so after their last product, on a
+core that the next mode needs, and by then the engine's statistics are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Cell:
     """The name of the prompt set."""
     temperature: float
     batch: int
-    """Requests at once, all of the same number of tokens; where one ends the next begins."""
+    """Requests at once, all of the same number of tokens; when one ends, the next begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +51,21 @@ class Grid:
     def __post_init__(self) -> None:
         for name in ("sets", "temperatures", "batches", "policies"):
             if not getattr(self, name):
-                raise ConfigError(f"a benchmark needs at least one of its {name}")
+                raise ConfigError(f"{name} of a benchmark must have at least one entry")
         for name, values in (("batches", self.batches), ("turns", [self.turns]), ("tokens", [self.tokens])):
             for value in values:
                 if value < 1:
                     raise ConfigError(f"{name} of a benchmark must be at least 1, not {value}")
         for policy in self.policies:
             if policy not in POLICIES:
-                raise ConfigError(f"policies to measure are {', '.join(POLICIES)}, not {policy!r}")
+                raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}")
         if "threshold" in self.policies and not 0 <= self.threshold <= 1:
             raise ConfigError(f"the confidence threshold must be between 0 and 1, not {self.threshold}")
         if self.tokens < 2:
-            raise ConfigError("a benchmark needs at least 2 tokens per request: the first is the prompt's")
+            raise ConfigError(
+                f"a benchmark needs at least 2 tokens per request, not {self.tokens}: the first comes from "
+                "the prompt's own pass"
+            )
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -71,7 +74,7 @@ class Grid:
 
     @property
     def warm_tokens(self) -> int:
-        """Tokens per request that run before each timed run, for the throughput policy to find its way."""
+        """Tokens per request that are generated before each timed run, so that "throughput" can adapt."""
         return max(2, self.tokens // 8)
 
     def cells(self) -> Iterator[Cell]:
@@ -85,7 +88,7 @@ def predicted_seconds(
 ) -> float:
     """Seconds that a cell takes, going by the cost table: one whole turn to warm up, and the timed ones.
 
-    `prompt` is the mean length of the set's prompts in tokens. Each request is taken to be followed by
+    `prompt` is the mean length of the set's prompts in tokens. Each request is assumed to be followed by
     another.
     """
     passes = 1 + grid.turns * (1 + grid.warm_tokens / grid.tokens)

@@ -14,12 +14,12 @@ from dspark.sampling import SamplingParams
 from dspark.serve.request import Handle
 
 POLL = 0.005
-"""Seconds between two looks at the engine's account."""
+"""Seconds between two looks at the engine's statistics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an engine has done so far, prefills and the tokens that come of them apart."""
+    """What an engine has done so far, without prefills and the tokens drawn from them."""
 
     tokens: int
     """Committed by rounds."""
@@ -39,11 +39,11 @@ def keep_busy(
     clients: int,
     tokens: int,
 ) -> list[GenerationResult]:
-    """Lets `clients` clients ask one request after another, until rounds have committed `tokens` tokens;
-    what runs then is cancelled. The results, in the order of the requests; raises the first one's error.
+    """Lets `clients` clients ask one request after another until rounds have committed `tokens` tokens; what
+    runs then is cancelled. Returns the results in the order of the requests, or raises the first error.
 
-    A batch that runs to its end would say something else: plain decoding ends all of it in one round, while
-    with a draft the last requests run alone for a while.
+    A batch that runs to its end would measure something else: plain decoding ends all of it in one round,
+    while with a draft the last requests run alone for a while.
     """
     ended: SimpleQueue[None] = SimpleQueue()
     handles: list[Handle] = []

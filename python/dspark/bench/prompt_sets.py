@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 def check_room(sets: Mapping[str, Sequence[Sequence[int]]], window: int, tokens: int) -> None:
-    """
+    """Checks that every prompt leaves room for `tokens` tokens in the context window.
+
     Raises:
-        CapacityError: names a prompt that leaves less room in the context window than for `tokens` tokens.
+        CapacityError: names a prompt that does not.
     """
     for name, prompts in sets.items():
         for number, prompt in enumerate(prompts, 1):
@@ -31,7 +32,7 @@ def tokenised(
     """Token ids: as a user's message where the target has a chat template, which is given the keywords in
     `template`, else the text as it is.
 
-    Beginnings of program text are to be continued, not answered: no template for them.
+    Beginnings of program text are to be continued, not answered, so they get no template.
     """
     tokenizer = models.require_tokenizer().with_template_options(template)
     asked = (text if is_code else tokenizer.encode_prompt(text) for text in texts)

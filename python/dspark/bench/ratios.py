@@ -11,18 +11,18 @@ RESAMPLES = 4000
 LEVEL = 0.95
 
 FEWEST = 3
-"""Turns below which drawing them again says nothing: one turn would be certain of itself."""
+"""With fewer turns, resampling says nothing: the interval of one turn would have no width."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast as the better of others, and the interval of it if there were turns enough."""
+    """How many times as fast as the better of others, with an interval if there were enough turns."""
 
     median: float
     low: float | None
     high: float | None
     over: str
-    """The other that was better."""
+    """Which of the others was better."""
 
 
 def ratio_over_best(
@@ -30,12 +30,12 @@ def ratio_over_best(
 ) -> Ratio:
     """The speed of a mode over that of the better of others.
 
-    Entry t is the speed in turn t. In a turn all modes have the same prompts and the same neighbours on the
-    machine, so the ratio is taken in each turn; its median over the turns is compared between the others,
-    and the smaller counts. The interval is the percentile bootstrap
-    over turns, whole turns drawn with replacement and "the better one" found anew in every resample. Medians
-    of a few are coarse: with lognormal noise the interval covers the truth in 94 to 95 of 100 cases with 5 or
-    9 turns, in 92 with 15, but in 87 with 7 and in 72 with 3. Below `FEWEST` turns there is none.
+    Entry t is the speed in turn t. In a turn all modes have the same prompts and the same other load on the
+    machine, so a ratio is taken in each turn; the result is the smallest, over the others, of the median over
+    turns. The interval is the percentile bootstrap: whole turns are drawn with replacement, and the better
+    one is found anew in every resample. Medians of a few turns are coarse: with lognormal noise the interval
+    covers the truth in 94 to 95 of 100 cases with 5 or 9 turns, in 92 with 15, but in 87 with 7 and in 72
+    with 3. Below `FEWEST` turns there is none.
     """
     if not others or any(len(speeds) != len(mine) for speeds in others.values()) or not mine:
         raise ValueError("every mode needs one speed for each turn")

@@ -1,4 +1,4 @@
-"""What a cell showed: numbers for JSON, rows for the table, and what falls short."""
+"""The results of a cell: numbers for JSON, rows for the table, and what falls short."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dspark.bench.ratios import Ratio, ratio_over_best
 from dspark.bench.run import ModeRuns
 
 SLOWEST = 0.95
-"""A median of "throughput" over the better of plain and "fixed" below this is marked."""
+"""A cell is marked if the median of "throughput" over the better of plain and "fixed" is below this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ HEADER = (
 
 
 def rows(report: CellReport) -> list[list[str]]:
-    """A cell's rows, one for each mode; the cell is named in the first, a star is at what falls short."""
+    """A cell's rows, one for each mode; the first names the cell, and a star marks what falls short."""
     cell = report.cell
     names = [cell.prompts, f"{cell.temperature:g}", f"{cell.batch}"]
     shown = []

@@ -1,4 +1,4 @@
-"""Runs a grid: in every turn of a cell each mode in its turn gets the same prompts, on one engine."""
+"""Runs a grid: in every turn of a cell the modes get the same prompts, one after the other, on one engine."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class ModeRuns:
     """What one mode did in a cell; one entry per turn, or totals over them."""
 
     speeds: list[float] = field(default_factory=list)
-    """Tokens per second of the whole engine in decoding: of whole rounds less prefills, by the engine's
-    clock. A prompt that an earlier mode has left in the cache would make this mode's prefill cheaper, and the
-    order count."""
+    """Tokens per second of the whole engine in decoding: in whole rounds without prefills, by the engine's
+    clock. With prefills the order of modes would matter: a prompt that an earlier mode has left in the cache
+    makes the next one's prefill cheaper."""
     user_speeds: list[float] = field(default_factory=list)
-    """Tokens per second of a request behind its first token, prefills of others included."""
+    """Tokens per second of a request after its first token, others' prefills included."""
     rounds: int = 0
     committed: int = 0
     verified: int = 0
     answers: int = 0
-    """Whole ones."""
+    """Those that reached their full length."""
     looping: int = 0
 
     def add(self, results: Sequence[GenerationResult], speed: float) -> None:
@@ -55,18 +55,18 @@ class ModeRuns:
 
     @property
     def looping_share(self) -> float | None:
-        """Share of the whole answers that loop; `None` if none was whole."""
+        """Share of `answers` that loop; `None` without any."""
         return self.looping / self.answers if self.answers else None
 
 
 def prompt_of(number: int, prompts: int) -> int:
-    """The prompt that a request asks. From lap to lap they move on by one: timed requests come in steps, and
-    an even step over an even number of prompts would leave half of them out."""
+    """The index of the prompt that a request asks. Each lap through the prompts is shifted by one: timed
+    requests come in steps, and an even step over an even number of prompts would leave half of them out."""
     return (number + number // prompts) % prompts
 
 
 def timed_prompts(cell: Cell, turns: int, prompts: int) -> int:
-    """How many different prompts the timed requests of a cell ask at least."""
+    """The least number of different prompts that the timed requests of a cell ask."""
     starts = range(0, 2 * turns * cell.batch, 2 * cell.batch)
     return len({prompt_of(start + i, prompts) for start in starts for i in range(cell.batch)})
 
@@ -80,13 +80,13 @@ class Bench:
         grid: Grid,
         prompts: Mapping[str, Sequence[Sequence[int]]],
     ) -> None:
-        """Raises `ConfigError` for modes that the pair does not have. `decoder` plans by costs."""
+        """Raises `ConfigError` for modes that the pair does not have. `decoder` must plan by costs."""
         source = decoder._costs
         if source is None:
-            raise ConfigError("a benchmark compares decoding with and without a draft: it needs one")
+            raise ConfigError("a benchmark compares decoding with and without a draft: give --draft DIR")
         if "threshold" in grid.policies and not decoder.models.has_confidence:
             raise ConfigError(
-                'policy "threshold" needs a draft with a confidence head, and this one has none: '
+                'policy "threshold" needs a draft with a confidence head, but this one has none: '
                 "give --policies fixed throughput"
             )
         self._decoder, self._grid, self._prompts = decoder, grid, prompts
@@ -101,8 +101,8 @@ class Bench:
         self._table = source.table
 
     def seconds_left(self) -> float:
-        """What the cells that are not done will take, in seconds: by the cost table, corrected by what the
-        others took against it."""
+        """Seconds that the remaining cells will take: by the cost table, corrected by how long the others
+        took compared with it."""
         done = sum(self._predicted[cell] for cell in self._spent)
         pace = sum(self._spent.values()) / done if done else 1.0
         return pace * sum(seconds for cell, seconds in self._predicted.items() if cell not in self._spent)
@@ -119,14 +119,14 @@ class Bench:
 
     def _cell(self, cell: Cell) -> dict[str, ModeRuns]:
         modes, runs = self._grid.modes, {mode: ModeRuns() for mode in self._grid.modes}
-        # Requests are numbered. Those to warm up with have other prompts: the timed ones shall be new.
+        # Requests are numbered. Those that warm up have other prompts, so that the timed ones' are new.
         elsewhere = len(self._prompts[cell.prompts]) // 2
-        for mode in modes:  # whatever happens once happens here
+        for mode in modes:  # one-time costs are paid here
             self._switch(mode)
             self._ask(cell, mode, elsewhere, self._grid.tokens)
         for turn in range(self._grid.turns):
             first = turn % len(modes)
-            first_request = 2 * turn * cell.batch  # those of a turn are followed by as many at most
+            first_request = 2 * turn * cell.batch  # those of a turn are followed by at most as many
             for mode in modes[first:] + modes[:first]:
                 self._switch(mode)
                 self._ask(cell, mode, first_request + elsewhere, self._grid.warm_tokens)
@@ -134,8 +134,8 @@ class Bench:
         return runs
 
     def _timed(self, cell: Cell, mode: str, first: int) -> tuple[list[GenerationResult], float]:
-        """One timed run: its results, and its tokens per second. Raises what `require_drafts` does, for what
-        ran before, too: rounds without a failed draft would be plain decoding by another name."""
+        """One timed run: its results, and its tokens per second. Raises what `require_drafts` does, also for
+        earlier runs: rounds for which the draft failed are plain decoding by another name."""
         time.sleep(SETTLE)
         before = Usage.of(self._decoder)
         results = self._ask(cell, mode, first, self._grid.tokens)
@@ -145,8 +145,8 @@ class Bench:
         return results, (after.tokens - before.tokens) / (after.seconds - before.seconds)
 
     def _ask(self, cell: Cell, mode: str, first: int, tokens: int) -> list[GenerationResult]:
-        """Requests from number `first` on, as many at once as the cell says, until there are `tokens` tokens
-        for each of them: the same prompts and seeds for every mode."""
+        """Runs requests from number `first` on, as many at once as the cell says, until there are `tokens`
+        tokens for each of these, with the same prompts and seeds for every mode."""
         prompts = self._prompts[cell.prompts]
 
         def requests() -> Iterator[tuple[Sequence[int], SamplingParams]]:
@@ -162,15 +162,15 @@ class Bench:
                     ),
                 )
 
-        # The first token of each comes of its prompt.
+        # The first token of each comes from its prompt's pass.
         return keep_busy(self._decoder, requests(), cell.batch, cell.batch * (tokens - 1))
 
     def _switch(self, mode: str) -> None:
-        """Gives the engine the mode's policy; plain decoding is a matter of the requests.
+        """Gives the engine the mode's policy; plain decoding is asked for by the requests.
 
-        The rounds of every policy keep the engine's cost table true. A service under "throughput" has only
-        its own: so the table is put aside while others run. What is known of drafts is learnt from rounds of
-        "throughput" alone, and stays with the engine.
+        Rounds of every policy correct the engine's cost table, but a service under "throughput" has only its
+        own rounds: so that policy's table is put aside while others run. What the engine knows of drafts is
+        learnt from rounds of "throughput" alone, and stays with it.
         """
         core = self._decoder._engine.core
         if self._mode == "throughput":

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curve = tuple[str, Scores]
-"""What it is called, and its bins."""
+"""Its name, and the scores with its bins."""
 
 
 def reliability_diagram(panels: Sequence[tuple[str, Sequence[Curve]]]) -> Figure:
-    """One panel for each title: how often it happened against how probable it was said to be.
+    """One panel for each title: observed frequency against predicted probability.
 
-    The area of a point is the share of its bin.
+    The area of a point is proportional to the share of its bin.
     """
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)

@@ -1,10 +1,10 @@
 """Sequential temperature scaling: a temperature for each position, from left to right (paper, section 3.2.1).
 
 The paper searches a grid for the temperature with the least expected calibration error of the cumulative
-product. That error has noise, and its minimum lies anywhere in a flat valley: on confidences that are right
+product. That error is noisy, and its minimum can be anywhere in a flat valley: on confidences that are right
 already, the plain minimum over 1,000 rounds is off by a factor of two at the seventh position. So the search
-answers with the middle of the valley, which is all that is within one standard error of the minimum, and
-leaves a position alone where 1 is in it.
+returns the middle of the valley, which is everything within one standard error of the minimum, or 1 if that
+is in the valley.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FEWEST = 30
 """Rounds that have to reach a position before a temperature is fitted to it."""
 
 _LEAST = 2.0**-25
-"""Confidences are float32: nearer to 0 or 1 than this they are rounded to it, and their logit is unknown."""
+"""Confidences are float32: closer to 0 or 1 than this they round to 0 or 1, and their logit is unknown."""
 
 
 def logits(confidences: Numbers) -> Numbers:
@@ -43,7 +43,7 @@ def calibrated(confidences: Numbers, temperatures: Numbers) -> Numbers:
 
 
 def reached_often(rounds: JudgedRounds, fewest: int = FEWEST) -> int:
-    """The positions, counted from the first, that at least so many rounds reached."""
+    """How many positions, counted from the first, were reached by at least `fewest` rounds."""
     counts = [int(rounds.is_reached(k).sum()) for k in range(rounds.gamma)]
     return next((k for k, count in enumerate(counts) if count < fewest), rounds.gamma)
 
@@ -61,8 +61,8 @@ def fit_temperatures(rounds: JudgedRounds, positions: int) -> list[float]:
 
 
 def that_hold(temperatures: Sequence[float], rounds: JudgedRounds) -> list[float]:
-    """The temperatures that lower the error on these rounds too, which they were not fitted to; 1 in place of
-    the others."""
+    """The temperatures, with 1 in place of those that do not lower the error on these rounds, which they were
+    not fitted to."""
     survival = np.ones(len(rounds))
     found: list[float] = []
     for k, temperature in enumerate(temperatures):
@@ -76,8 +76,8 @@ def that_hold(temperatures: Sequence[float], rounds: JudgedRounds) -> list[float
 
 
 def _search(logit: Numbers, survival: Numbers, happened: Outcomes) -> float:
-    """The temperature of one position: `survival` is the calibrated product before it, `happened` whether the
-    prefix with it was accepted."""
+    """The temperature of one position: `survival` is the calibrated product before it, `happened` says
+    whether the prefix that includes it was accepted."""
     errors = np.array([calibration_error(survival * sigmoid(logit / t), happened) for t in GRID])
     share = float(happened.mean())
     noise = (share * (1.0 - share) / len(happened)) ** 0.5

@@ -30,11 +30,11 @@ class Bin:
 
 
 def reliability(predicted: Numbers, happened: Outcomes, bins: int = BINS) -> list[Bin]:
-    """At most `bins` bins of as equal a size as can be, by ascending probability.
+    """At most `bins` bins of sizes as equal as possible, by ascending probability.
 
     Equal sizes, not equal widths: confidences crowd at the ends, and bins that follow the order stay the same
-    under a temperature, so that the error below is a smooth function of it. Equal probabilities are
-    never torn apart, or the error would depend on the order in which they were given.
+    under a temperature, so that the error below is a smooth function of it. Equal probabilities are never
+    split between bins, or the error would depend on the order in which they were given.
     """
     if len(predicted) == 0:
         return []

@@ -1,4 +1,4 @@
-"""What is asked: the user's prompts or those that are shipped, as the target wants them."""
+"""The prompts to ask: the user's own or those that are shipped, rendered for the target."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SPOTS, _LINES = 8, 8
 
 
 def data_sets(files: list[Path], target: str) -> dict[str, list[str]]:
-    """Texts by the name of their data set: the files' own where some are given, else what is shipped.
+    """Texts by the name of their data set: those of the files if any are given, else the shipped ones.
 
     Raises `RequestError` naming the line of a file that is no prompt.
     """
@@ -46,15 +46,15 @@ def data_sets(files: list[Path], target: str) -> dict[str, list[str]]:
 
 
 def calibration_sets(files: list[Path], target: str) -> dict[str, list[str]]:
-    """The same with program text from Python's own library added for targets that know nothing else: their
-    answers are short of rounds in which a whole block is accepted."""
+    """The same, with program text from Python's own library added for targets that know nothing else: their
+    answers have too few rounds in which a whole block is accepted."""
     more = {"library": standard_library()} if not files and target in CODE_ALONE else {}
     return data_sets(files, target) | more
 
 
 def standard_library() -> list[str]:
-    """A few lines from each of many places of Python's own modules: program text that is on every machine,
-    if not the same in every version."""
+    """A few lines from each of many places in Python's own modules: program text that every machine has, if
+    not the same in every version."""
     folder = Path(sysconfig.get_path("stdlib"))
     prompts = []
     for module in _MODULES:
@@ -79,9 +79,9 @@ def render(
     """The token ids of all prompts, set after set: a user's message where the target has a chat template,
     which is given the keywords in `template`, else the text as it is.
 
-    Raises, before anything is run, what is wrong with a prompt, naming its data set and its place there:
-    `RequestError`, or `CapacityError` where `window` positions leave no room for an answer. `RequestError`
-    for keywords without a template, too.
+    Errors in prompts are raised before anything is run, and name the data set and the place in it:
+    `RequestError`, or `CapacityError` if `window` positions leave no room for an answer. `RequestError` also
+    for keywords without a template.
     """
     tokenizer = models.require_tokenizer().with_template_options(template or {})
     rendered = []
@@ -102,5 +102,5 @@ def render(
 
 
 def digest(prompt: Sequence[int]) -> str:
-    """What calibration.json calls a prompt, given its token ids: 32 bits, enough to tell a file's apart."""
+    """A prompt's name in calibration.json, from its token ids: 32 bits tell those of a file apart."""
     return hashlib.sha256(",".join(map(str, prompt)).encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""What measuring a pair begins with: the pair answers prompts, verifying whole blocks to calibrate with."""
+"""The first step of measuring a pair: it answers prompts, verifying whole blocks for a calibration."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ class Plan:
     samples: int = 4
     """Answers to each prompt above temperature 0; at 0 there is one."""
     seed: int = 0
-    """Of the first answer, or of an audit's first prompt; the others count on from it."""
+    """Of the first answer, or of an audit's first prompt; the others count up from it."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "samples"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.seed < 1 << 63:
-            raise RequestError(f"seed must be a whole number of 63 bits, not {self.seed}")
+            raise RequestError(f"seed must be a whole number from 0 to 2^63 - 1, not {self.seed}")
 
 
 def require_confidence(models: Models) -> None:
-    """Raises `ConfigError` for models whose confidences cannot be looked at."""
+    """Raises `ConfigError` for models that give no confidences."""
     if models.draft is None:
-        raise ConfigError("confidences are a draft's, and there is no draft: give --draft DIR")
+        raise ConfigError("confidences come from a draft, but there is no draft: give --draft DIR")
     if not models.has_confidence:
         raise ConfigError(f"{models.paths[1]}: this draft has no confidence head")
 
 
 def whole_blocks(options: Options, gamma: int) -> Options:
-    """The same rule and chain, with every drafted token verified and confidences that are the head's own.
+    """Options with the same rule and chain, every drafted token verified, and the head's own confidences.
 
-    Blocks are whole whatever `block_size` says: temperatures go by position, a shorter one has the first.
+    Blocks are whole whatever `block_size` says: temperatures go by position, shorter blocks have the first.
     """
     own = Calibration([1.0] * gamma, gamma)
     return replace(
@@ -63,11 +63,11 @@ def whole_blocks(options: Options, gamma: int) -> Options:
 
 
 def require_drafts(decoder: DSparkDecoder) -> None:
-    """Raises `DSparkError` if a draft has failed in this decoder. Serving goes on without it; a measurement
-    would take the rounds that it missed for rounds in which nothing was accepted."""
+    """Raises `DSparkError` if a draft has failed in this decoder. Serving goes on without the draft, but a
+    measurement would take rounds without it for rounds in which nothing was accepted."""
     stats = decoder.stats()
     if stats["draft_failures"]:
-        raise DSparkError(f"the draft failed, and nothing can be measured: {stats['draft_failure']}")
+        raise DSparkError(f"the draft failed, so nothing can be measured: {stats['draft_failure']}")
 
 
 def roll_out(

@@ -1,4 +1,4 @@
-"""What rounds say about a confidence head: its confidences, and how far each block was accepted."""
+"""What rounds show of a confidence head: its confidences, and how far each block was accepted."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class JudgedRounds:
 
 
 def judged_positions(r: Round) -> int:
-    """Positions of which a round says something. One that ended its text at an accepted token says nothing
-    about what was drafted behind it."""
+    """How many positions a round says something about. One that ended its text at an accepted token says
+    nothing about what was drafted after that token."""
     return r.verified if r.committed > r.accepted else r.accepted
 
 
@@ -84,7 +84,7 @@ def judged_rounds(results: Sequence[GenerationResult], prompts: Sequence[int], g
 
 
 def parts(rounds: JudgedRounds) -> tuple[JudgedRounds, JudgedRounds, JudgedRounds]:
-    """Rounds to fit to, to choose by and to score on: whole prompts, so that no text is in two of them. Every
-    second prompt is fitted to, the others take turns."""
+    """Rounds to fit to, to choose by and to score on, split by prompt so that no text is in two of them.
+    Every second prompt is fitted to; the others alternate."""
     place = rounds.prompt % 4
     return rounds.select(place % 2 == 0), rounds.select(place == 1), rounds.select(place == 3)

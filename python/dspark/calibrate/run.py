@@ -27,18 +27,18 @@ FEWEST_TO_CHOOSE = 20
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The calibration of one regime, and how good it is on prompts that had no say in it."""
+    """The calibration of one regime, and how good it is on prompts that it did not use."""
 
     regime: Regime
     temperatures: list[float]
     acceptance: list[float]
     """How often each position was kept where the one before it was; of all rounds."""
     positions: int
-    """The first so many were fitted; those behind them were reached too rarely, and keep 1."""
+    """How many positions, from the first on, were fitted; later ones were reached too rarely, and keep 1."""
     rounds: int
     """Rounds that it was fitted to."""
     choosing_rounds: int
-    """Rounds of other prompts, by which each temperature was kept or not."""
+    """Rounds of other prompts, which decided whether each temperature is kept."""
     prompts: tuple[int, ...]
     """The numbers of the prompts of both."""
     before: HeadScores
@@ -71,7 +71,7 @@ class Fitted:
 
 
 def regime_of(params: SamplingParams, options: Options) -> Regime:
-    """The regime of parameters in which nothing is left open. Truncation means nothing at temperature 0."""
+    """The regime of parameters that are all filled in. Truncation means nothing at temperature 0."""
     greedy = params.temperature == 0
     return Regime(
         acceptance=options.acceptance,
@@ -94,7 +94,7 @@ def calibrate_pair(
 ) -> Iterator[Fitted]:
     """Fits the temperatures of a loaded pair for each of the sampling parameters, one after the other.
 
-    Of `options` the acceptance rule, `markov_candidates` and `max_model_len` count; whole blocks are
+    Of `options`, the acceptance rule, `markov_candidates` and `max_model_len` matter; whole blocks are
     verified.
 
     Raises `ConfigError` for a pair without a confidence head, `DSparkError` for a draft that raises, and
@@ -103,7 +103,8 @@ def calibrate_pair(
     require_confidence(models)
     if len(prompts) < 2:
         raise RequestError(
-            "at least 2 different prompts are needed, one to fit to and one to choose by, and 4 for scores"
+            "at least 2 different prompts are needed, one to fit to and one to choose by (and 4 for scores); "
+            f"found {len(prompts)}"
         )
     options = whole_blocks(options or Options(), models.gamma)
     done: set[Regime] = set()
@@ -127,12 +128,12 @@ def calibrate_pair(
 
 
 def fit_regime(regime: Regime, rounds: JudgedRounds) -> Fitted:
-    """Fits on every second prompt, chooses by every fourth and scores on the others: what chose the
-    temperatures that look good is no judge of them.
+    """Fits on every second prompt, chooses by every fourth and scores on the others: the prompts that chose
+    the temperatures cannot judge them.
 
     Positions that too few rounds reach, to fit to or to choose by, keep the temperature 1, and so do those
-    whose error on the choosing prompts is no lower with their own. Raises `RequestError` if even the first is
-    reached too rarely.
+    whose fitted temperature does not lower the error on the choosing prompts. Raises `RequestError` if even
+    the first position is reached too rarely.
     """
     to_fit, to_choose, held_out = parts(rounds)
     positions = min(reached_often(to_fit, FEWEST), reached_often(to_choose, FEWEST_TO_CHOOSE))
@@ -140,8 +141,8 @@ def fit_regime(regime: Regime, rounds: JudgedRounds) -> Fitted:
         fits, choices = (int(part.is_reached(0).sum()) for part in (to_fit, to_choose))
         more = "more prompts, --tokens or --samples" if regime.temperature else "more prompts or --tokens"
         raise RequestError(
-            f"{regime}: {fits} rounds to fit to and {choices} to choose by, and {FEWEST} and "
-            f"{FEWEST_TO_CHOOSE} are needed; {more} give more"
+            f"{regime}: {fits} rounds to fit to and {choices} to choose by are too few: {FEWEST} and "
+            f"{FEWEST_TO_CHOOSE} are needed; give {more}"
         )
     temperatures = that_hold([round(t, 4) for t in fit_temperatures(to_fit, positions)], to_choose)
     temperatures += [1.0] * (rounds.gamma - positions)

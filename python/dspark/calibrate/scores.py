@@ -26,7 +26,7 @@ class Scores:
 
     @classmethod
     def of(cls, predicted: Numbers, happened: Outcomes) -> Scores:
-        """All of them."""
+        """Computes all scores."""
         return cls(
             len(predicted),
             float(happened.mean()) if len(happened) else None,
@@ -54,7 +54,7 @@ class HeadScores:
 
     survival: tuple[Scores, ...]
     """For each position: the product of the confidences up to it, against the whole prefix being accepted.
-    It is what a plan goes by, and what the calibration is fitted to."""
+    Plans are made by it, and the calibration is fitted to it."""
     confidence: tuple[Scores, ...]
     """For each position: its own confidence, against its token being accepted after an accepted prefix."""
     overall: Scores

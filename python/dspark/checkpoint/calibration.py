@@ -1,7 +1,7 @@
 """`calibration.json`: temperatures of a draft's confidence head, by the regime that they were fitted in.
 
-A confidence is a probability of acceptance under one rule, at one way of sampling, with one number of Markov
-candidates; the file is a list with an entry for each.
+A confidence is a probability of acceptance under one rule, one way of sampling and one number of Markov
+candidates; the file holds a list with an entry for each such combination.
 """
 
 from __future__ import annotations
@@ -56,19 +56,20 @@ class Entry:
     temperatures: tuple[float, ...]
     """One for each of them."""
     acceptance_by_position: tuple[float, ...] = ()
-    """How often each position was kept where the one before it was, as far as enough rounds say: from this
-    the throughput policy starts."""
+    """How often each position was kept when the one before it was, as far as there were enough rounds; the
+    throughput policy starts from this."""
     rounds: int
     """Rounds that the temperatures were fitted to."""
     choosing_rounds: int | None = None
-    """Rounds of other prompts, which chose the temperatures that stay. Older files do not have it: there the
+    """Rounds of other prompts, by which the final temperatures were chosen. Older files lack this: there, the
     rounds of `ece_before` and `ece_after` chose, and their prompts are not among `fitted_prompts`."""
     fitted_prompts: tuple[str, ...] = ()
     """Digests of the prompts of all these rounds (`dspark.calibrate.prompts.digest`); empty if not known."""
     template_options: dict[str, Any] = field(default_factory=dict)
-    """Keywords that the target's chat template was given; none where a file does not say."""
+    """Keywords that the target's chat template was given; empty if the file does not say."""
     ece_before: float | None
-    """Calibration error of the survivals on rounds of still others, all positions together; none without."""
+    """Calibration error of the survivals, over all positions, on rounds of prompts neither fitted to
+    nor used for the choice; None without such rounds."""
     ece_after: float | None
     target: str
     date: str
@@ -76,7 +77,7 @@ class Entry:
 
     @property
     def key(self) -> tuple[Regime, int]:
-        """No two entries of a file share it."""
+        """What identifies an entry: no two entries of a file have the same."""
         return self.regime, self.block_size
 
     def to_json(self) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def read_calibrations(path: Path) -> list[Entry]:
 
 
 def write_calibrations(path: Path, entries: Sequence[Entry]) -> None:
-    """Adds entries to a file, in place of those with the same regime and block size, whole or not at all.
+    """Adds entries to a file, replacing those with the same regime and block size; writes all or nothing.
 
     Raises `CheckpointError` if the file is there and damaged, or cannot be written.
     """
@@ -194,7 +195,7 @@ def _temperatures(file: ConfigFile, block_size: int) -> tuple[float, ...]:
 
 
 def _acceptance(file: ConfigFile, block_size: int) -> tuple[float, ...]:
-    """Files of before it was known have none."""
+    """Acceptance by position; older files have none."""
     values = file.raw("acceptance_by_position") or []
     if not isinstance(values, list) or len(values) > block_size:
         raise file.wrong("acceptance_by_position", f"a list of at most {block_size} numbers", values)
@@ -204,7 +205,7 @@ def _acceptance(file: ConfigFile, block_size: int) -> tuple[float, ...]:
 
 
 def _digests(file: ConfigFile) -> tuple[str, ...]:
-    """Files of before they were kept have none."""
+    """Digests of prompts; older files have none."""
     values = file.raw("fitted_prompts") or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise file.wrong("fitted_prompts", "a list of texts", values)
@@ -212,5 +213,5 @@ def _digests(file: ConfigFile) -> tuple[str, ...]:
 
 
 def _is_number(value: Any) -> bool:
-    """Python's JSON reads `NaN` and `Infinity` too; they are no numbers here."""
+    """Whether it is a number; `NaN` and `Infinity`, which Python's JSON also reads, are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER

@@ -13,10 +13,10 @@ from dspark.errors import CheckpointError
 T = TypeVar("T")
 
 LARGEST = 2**31 - 1
-"""No size, count or token id is larger: what is comes from a damaged file."""
+"""No size, count or token id is larger: a larger one comes from a damaged file."""
 
 LARGEST_NUMBER = sys.float_info.max
-"""JSON's integers have no limit, floats do."""
+"""Numbers are read as floats, which have a limit; JSON's integers have none."""
 
 MOST_LAYERS = 4096
 
@@ -25,7 +25,7 @@ class ConfigFile:
     """A JSON object on disk. `null` counts as absent everywhere."""
 
     def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
-        """`prefix` stands before the keys in messages: where in the file `values` is."""
+        """`prefix` precedes the keys in messages: it says where in the file `values` is."""
         self.path = path
         self.values = values
         self.prefix = prefix
@@ -130,17 +130,17 @@ class ConfigFile:
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
     def _layer_types_of_older_configs(self, layers: int) -> list[str]:
-        """Before `layer_types`, Qwen said it with a switch and a first layer (transformers' own rule)."""
+        """Before `layer_types`, Qwen gave a switch and the first sliding layer (transformers' own rule)."""
         first = layers
         is_on = self.flag("use_sliding_window", False)
-        if is_on and "sliding_window" not in self.values:  # 4096 to transformers; null would mean none
+        if is_on and "sliding_window" not in self.values:  # transformers takes 4096; null means none
             raise self.wrong("sliding_window", "a number of positions, as use_sliding_window is true", None)
         if is_on and self.raw("sliding_window") is not None:
             first = int(self.number("max_window_layers", 28))
         return ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
 
     def refuse_quantised(self) -> None:
-        """Raises `CheckpointError` where weights are said to be quantised."""
+        """Raises `CheckpointError` if the config says that weights are quantised."""
         if self.raw("quantization_config") is not None:
             raise CheckpointError(
                 f"{self.path}: {self.prefix}quantization_config is set; quantised weights are not supported"
@@ -155,7 +155,7 @@ class ConfigFile:
         """The one value that several places give, or None if none gives any.
 
         Raises:
-            CheckpointError: a value that `convert` does not understand, or two places with two values.
+            CheckpointError: `convert` does not understand a value, or two places give different values.
         """
         found: tuple[str, T] | None = None
         for name, raw in places:
@@ -180,7 +180,7 @@ class ConfigFile:
 
 
 def shortened(value: Any) -> str:
-    """`repr`, cut where it would fill the screen."""
+    """`repr`, cut if it would fill the screen."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 

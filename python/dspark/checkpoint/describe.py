@@ -1,4 +1,4 @@
-"""What a checkpoint is, told without loading its weights."""
+"""Describes a checkpoint without loading its weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _is_target(config: ConfigFile) -> bool:
     if seen:
         named = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in seen)
         return named or find_family(config) is not None
-    # A draft without a name may carry the model_type of its target.
+    # A draft without `architectures` may have the model_type of its target.
     drafting = ("target_layer_ids", "dflash_config", "block_size", "transformer_layer_config")
     return not any(config.raw(key) is not None for key in drafting)
 
@@ -138,7 +138,7 @@ def _storage(weights: WeightFiles, names: set[str], ignored: dict[str, int]) -> 
 
 
 def _unused(weights: WeightFiles, names: set[str], ignored: dict[str, int]) -> list[str]:
-    """Tensors that nobody reads, without those left out on purpose, whose names start as `ignored` says."""
+    """Tensors that are not read, except those left out on purpose (names that start as `ignored` says)."""
     known = tuple(ignored)
     return sorted(name for name in set(weights.tensors) - names if not name.startswith(known))
 

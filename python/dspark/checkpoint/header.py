@@ -1,4 +1,4 @@
-"""The header of a safetensors file: what it holds, without reading any of it.
+"""The header of a safetensors file: what the file holds, without reading its data.
 
 Format: 8 bytes little-endian header length, a JSON header, then the data that its offsets point into.
 """
@@ -34,7 +34,7 @@ BITS = {
     "F8_E4M3": 8,
     "F8_E5M2": 8,
 }
-"""Per element, of the dtypes that are known here; others are measured by their offsets alone."""
+"""Bits per element of the known dtypes; the size of other tensors is taken from their offsets alone."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
 
     Raises:
         CheckpointError: the file is missing, is not safetensors, or is shorter or longer than its header
-            says; a tensor is listed twice, lies over another, or has not the bytes of its dtype and shape.
+            says; a tensor is listed twice, overlaps another, or has a size unlike its dtype and shape.
     """
     try:
         size = file.stat().st_size

@@ -30,7 +30,7 @@ def resolve_dtype(dtype: torch.dtype | str, weights: WeightFiles, names: Mapping
 
 
 class _NoInitialisation(TorchFunctionMode):
-    """Leaves what `torch.nn.init` would fill as it is."""
+    """Leaves tensors that `torch.nn.init` would fill as they are."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -42,8 +42,8 @@ class _NoInitialisation(TorchFunctionMode):
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Modules made here have shapes and no weights. Not even initialised on the meta device: that imports
-    half of torch's compiler for nothing (2 s, 160 MB)."""
+    """Modules made in this context have shapes but no weights. They are not even initialised on the meta
+    device, because that imports half of torch's compiler for nothing (2 s, 160 MB)."""
     with torch.device("meta"), _NoInitialisation():
         yield
 
@@ -63,8 +63,8 @@ def load_parameters(
 class ParameterReader:
     """Replaces the parameters of a model (built on the meta device) by those of a checkpoint, part by part.
 
-    Tensors are read into memory of their own, not mapped: a mapped file counts as the process's memory beside
-    the copy, and what it holds would change with the file.
+    Tensors are read into memory of their own, not mapped: a mapped file counts as the process's memory in
+    addition to the copy, and its contents would change with the file.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ParameterReader:
         self._model, self._device, self._dtype, self._progress = model, device, dtype, progress
         plan = {name: weights.check(stored, tuple(parameters[name].shape)) for name, stored in names.items()}
         order = {file: index for index, file in enumerate(weights.files)}
-        # In the order in which a disk has them.
+        # Read in the order in which they are on disk.
         self._plan = dict(sorted(plan.items(), key=lambda item: (order[item[1].file], item[1].start)))
         self._total = sum(stored.stop - stored.start for stored in plan.values())
         self._done = 0
@@ -136,7 +136,7 @@ def read_tensor(stored: StoredTensor) -> torch.Tensor:
             while len(room):
                 count = stream.readinto(room)
                 if not count:
-                    raise CheckpointError(f"{stored.file}: ends within the tensor {stored.name}")
+                    raise CheckpointError(f"{stored.file}: truncated within the tensor {stored.name}")
                 room = room[count:]
     except OSError as error:
         raise CheckpointError(f"{stored.file}: cannot be read ({error})") from error

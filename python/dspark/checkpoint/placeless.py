@@ -8,22 +8,23 @@ from dspark.checkpoint.weights import WeightFiles
 from dspark.errors import CheckpointError
 
 RECOMPUTED = "rotary_emb.inv_freq"
-"""Some checkpoints store what follows from the config."""
+"""Stored by some checkpoints, although it follows from the config."""
 
 
 def refuse_placeless(
     weights: WeightFiles, known: Collection[str], start: str, *, layers: int, biases: bool
 ) -> None:
-    """Compares the tensors whose names begin with `start`, where the layers are, with those that are `known`.
+    """Compares the layers' tensors, whose names begin with `start`, with those that are `known`.
 
     `layers` and `biases` are what the config says, for the message.
 
     Raises:
-        CheckpointError: a layer holds more than its config says: without it the model would be another one.
+        CheckpointError: a layer holds a tensor that the config has no place for: without that tensor, the
+            model would be a different one.
     """
     for name in sorted(weights.tensors):
         if name.startswith(start) and name not in known and not name.endswith(RECOMPUTED):
             raise CheckpointError(
-                f"{weights.tensors[name].file}: holds tensor {name}, and the config has no place for it "
+                f"{weights.tensors[name].file}: holds tensor {name}, but the config has no place for it "
                 f"({layers} layers, attention biases {str(biases).lower()})"
             )

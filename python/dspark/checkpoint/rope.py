@@ -1,4 +1,4 @@
-"""What a config says about rotary embedding, from wherever it says it."""
+"""Reads what a config says about rotary embedding, from every place where it may say so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = ("default", "linear", "yarn", "llama3")
 PLACES = ("rope_parameters", "rope_scaling")
 DEFAULT_THETA = 10_000.0
 LARGEST_ROTARY = 1e30
-"""No base or factor is larger, and no limit: what is, or is not a number, comes from a damaged file."""
+"""No base, factor or limit is larger: a larger value, or one that is not a number, is from a damaged file."""
 
 T = TypeVar("T")
 
@@ -41,13 +41,12 @@ class RopeConfig:
 def read_rope(config: ConfigFile, *, whole_heads: bool = False) -> RopeConfig:
     """Reads `rope_theta`, `rope_parameters` and `rope_scaling`; absent, null or equal values are fine.
 
-    With `whole_heads` a rotation of kind "default" leaves `partial_rotary_factor` unread: DeepSpec and others
-    copy it from a Qwen3.5 target into the configuration of a draft that rotates whole heads (DeepSpec, issue
-    71).
+    With `whole_heads`, a rotation of kind "default" ignores `partial_rotary_factor`: DeepSpec and others copy
+    it from a Qwen3.5 target into the configuration of a draft that rotates whole heads (DeepSpec, issue 71).
 
     Raises:
-        CheckpointError: two places give two values (both are named), the kind is unknown, or a value is
-            missing.
+        CheckpointError: two places give different values (both are named), the kind is unknown, or a value
+            is missing.
     """
     reader = _Reader(config, _blocks(config))
     kind = reader.value("rope_type", string, extra_key="type") or "default"
@@ -69,7 +68,7 @@ def read_rope(config: ConfigFile, *, whole_heads: bool = False) -> RopeConfig:
 
 
 def partial_rotary_factor(config: ConfigFile) -> float | None:
-    """The share of each head that rotates, where the configuration gives one; errors as of `read_rope`."""
+    """The share of each head that rotates, if the configuration gives one; errors as in `read_rope`."""
     return _Reader(config, _blocks(config)).value("partial_rotary_factor", _number, top_level=True)
 
 
@@ -154,7 +153,8 @@ class _Reader:
             places.append((f"{place}.{key}", block.get(key)))
             if extra_key is not None:
                 places.append((f"{place}.{extra_key}", block.get(extra_key)))
-        return self.config.agreed(places, convert)
+        kinds: dict[Any, str] = {string: "a string", boolean: "true or false"}
+        return self.config.agreed(places, convert, kinds.get(convert, "a number"))
 
 
 def _number(value: Any) -> float | None:

@@ -23,7 +23,7 @@ _ONES = {
 """1.0 as stored in each dtype."""
 
 _LONGEST_NORM = 1 << 20
-"""Elements: a longer tensor is no norm, and is not read for this."""
+"""Elements: a longer tensor is not a norm, and is not read for this check."""
 
 
 def looks_untrained(weights: WeightFiles, names: Iterable[str]) -> bool:

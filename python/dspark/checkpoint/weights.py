@@ -28,7 +28,8 @@ class WeightFiles:
         """Reads the headers of the directory's safetensors files.
 
         Raises:
-            CheckpointError: none there, only pickled or GGUF weights, a shard missing, a file damaged.
+            CheckpointError: there are none, or only pickled or GGUF weights; a shard is missing; a file is
+                damaged.
         """
         if (directory / SINGLE).exists():  # first, as in transformers: an index beside it may be stale
             return cls(directory, [directory / SINGLE], read_header(directory / SINGLE))
@@ -48,7 +49,7 @@ class WeightFiles:
             raise CheckpointError(f"{index}: not an index of safetensors shards ({error!r})") from error
         for shard in shards:
             if shard.parent != directory or not shard.name:
-                raise CheckpointError(f"{index}: names the shard {shard}, which is not a file beside it")
+                raise CheckpointError(f"{index}: names the shard {shard}, which is not in the same directory")
         tensors: dict[str, StoredTensor] = {}
         for shard in shards:
             if not shard.exists():
@@ -81,7 +82,7 @@ class WeightFiles:
         return max(FLOATS, key=lambda dtype: count[dtype])
 
     def check(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        """The tensor `name`, if it is there, has this shape and a floating dtype.
+        """The tensor `name`, if it exists and has this shape and a floating dtype.
 
         Raises:
             CheckpointError: names the file, the tensor, what was expected and what was found.

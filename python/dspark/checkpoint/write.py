@@ -42,7 +42,7 @@ def copy_of(name: str, stored: StoredTensor) -> NewTensor:
             while left:
                 piece = stream.read(min(left, PIECE))
                 if not piece:
-                    raise CheckpointError(f"{stored.file}: ends within the tensor {stored.name}")
+                    raise CheckpointError(f"{stored.file}: truncated within the tensor {stored.name}")
                 left -= len(piece)
                 yield piece
 

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     work.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the first prompt")
     add_pair_options(parser)
-    parser.set_defaults(policy="fixed")  # whatever it costs: what is not drafted proves nothing
+    parser.set_defaults(policy="fixed")  # even if drafting does not pay: without drafts nothing is proved
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     from dspark.calibrate.rollout import Plan
     from dspark.prompts import CODE_ALONE, read_prompts
 
-    # The embedded target is fast, and knows program text alone.
+    # The embedded target is fast, and knows only program text.
     usual_samples, built_in = (16, CODE) if options.target in CODE_ALONE else (4, GENERAL)
     samples = usual_samples if options.samples is None else options.samples
     plan = Plan(tokens=options.tokens, samples=samples, seed=options.seed)
@@ -103,7 +103,7 @@ def print_report(report: Report, prompts: int) -> None:
     _print_list("shown", report.shown())
     _print_list("not shown", report.not_shown())
     _print_list("failures", report.failures())
-    _print_list("proves nothing", report.gaps())
+    _print_list("inconclusive", report.gaps())
     print_text(report.verdict.upper())
 
 
@@ -113,14 +113,14 @@ def _print_greedy(check: GreedyCheck) -> None:
     print_text(
         f"  {equal} tokens equal the reference's, {len(check.differences) - beyond} differ within rounding, "
         f"{beyond} beyond it\n"
-        f"  rounding explains gaps up to {check.largest_bound:.2g}; the closest two candidates are "
-        f"{check.smallest_gap:.2g} apart, {check.undecided} tokens are closer than rounding\n"
+        f"  rounding explains gaps up to {check.largest_bound:.2g}; the two closest candidates are "
+        f"{check.smallest_gap:.2g} apart, and {check.undecided} tokens are too close to call\n"
     )
 
 
 def _print_sampled(check: SampledCheck) -> None:
     print_text(f"{check.name}: {_work(check.counts)}")
-    rows = [("", "n", "value", "p", "caught at")]
+    rows = [("", "n", "value", "p", "would fail at")]
     for test in check.tests:
         numbers = (f"{test.count}", f"{test.statistic:.4f}", f"{test.p_value:.2g}", f"{test.detectable:.4f}")
         rows.append((f"  {test.name}", *numbers))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 HELP = "measure what speculation is worth on this machine"
 
 _CHOSEN = ("batches", "temperatures", "turns", "tokens")
-"""Of the grid, what flags may say; the grid has the defaults."""
+"""Fields of the grid that flags may set; the grid has the defaults."""
 
 _SHORT: dict[str, Any] = {"batches": [1, 8, 32], "temperatures": [0.7], "turns": 5, "tokens": 48}
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     work = parser.add_argument_group("work")
     work.add_argument(
-        "--short", action="store_true", help="a few cells and turns: minutes in place of an hour"
+        "--short", action="store_true", help="a few cells and turns: minutes instead of an hour"
     )
     work.add_argument(
         "--batches", type=int, nargs="+", metavar="N", help="requests at once (default: 1 2 4 8 16 32)"
@@ -63,11 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         type=Path,
         metavar="FILE.jsonl",
-        help='your own: lines with "turns", of which the first counts',
+        help='your own prompts: lines with "prompt", or with "turns", of which only the first is asked',
     )
     add_template_options(work)
     work.add_argument(
-        "--policies", nargs="+", metavar="P", help=f"beside plain decoding (default: {' '.join(POLICIES)})"
+        "--policies",
+        nargs="+",
+        metavar="P",
+        help=f"what to compare with plain decoding (default: {' '.join(POLICIES)})",
     )
     work.add_argument("--turns", type=int, metavar="N", help="times that each cell is measured (default: 9)")
     work.add_argument("--tokens", type=int, metavar="N", help="tokens per request (default: 64)")
@@ -83,8 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.5,
         metavar="C",
-        help="for policy threshold. One engine runs all policies, with the draft's calibration.json if it "
-        "fits: here the policy cuts at calibrated confidences, in a decoder at the head's own",
+        help="for policy threshold: stop before the first confidence below C. One engine runs all policies, "
+        "so these are calibrated if the draft's calibration.json fits; in a decoder they are the head's own",
     )
     parser.set_defaults(target=None)
 
@@ -103,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     texts, template = _texts(options), template_options(options)
     grid = _grid(options, list(texts))
     options.max_batch_size, threshold = max(grid.batches), options.confidence_threshold
-    del options.confidence_threshold  # not the decoder's: it begins with "throughput"
+    del options.confidence_threshold  # not for the decoder, which starts with "throughput"
     how = decoder_options(options)
     with DSparkDecoder(lambda: load_models(options, progress), how) as decoder:
         is_own = options.prompts is not None
@@ -130,10 +133,10 @@ def run(options: argparse.Namespace) -> int:
         print_text(f"\n{len(reports)} cells in {duration(took)}, {marked} of them marked")
         if repeats:
             print_text(
-                f"{repeats} of them ask prompts more than once: their intervals are more of the clock than "
-                "of the prompts"
+                f"{repeats} of the cells ask prompts more than once: their intervals show noise of the clock "
+                "more than differences between prompts"
             )
-    # Behind the numbers, which a plot that cannot be drawn must not take with it.
+    # After the numbers, which must not be lost if the plot cannot be drawn.
     if options.plot is not None:
         from dspark.bench.plot import plot_bench
 
@@ -191,7 +194,7 @@ def _tokenised(
 def _measure(
     bench: Bench, progress: Progress, as_json: bool
 ) -> tuple[list[CellReport], BaseException | None]:
-    """The cells, and what ended the measurement before it was done: an hour's cells are not lost for it."""
+    """The cells, and what ended the measurement early, if anything did: an hour's cells must not be lost."""
     from dspark.bench.report import HEADER, footnote, report_cell, rows
 
     reports: list[CellReport] = []

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_work_options(parser: argparse.ArgumentParser, *, tokens: int, samples: int, seed: int = 0) -> None:
-    """How much to run, on what."""
+    """The flags that say how much to run, and on what."""
     work = parser.add_argument_group("work")
     work.add_argument(
         "--prompts",
@@ -72,12 +72,12 @@ def add_work_options(parser: argparse.ArgumentParser, *, tokens: int, samples: i
         type=int,
         default=seed,
         metavar="S",
-        help="seed of the first answer; the others count on from it",
+        help="seed of the first answer; the others count up from it",
     )
 
 
 def add_regime_options(parser: argparse.ArgumentParser) -> None:
-    """How tokens are sampled."""
+    """The flags that say how tokens are sampled."""
     group = parser.add_argument_group("sampling")
     group.add_argument(
         "--temperature",
@@ -88,8 +88,8 @@ def add_regime_options(parser: argparse.ArgumentParser) -> None:
     )
     for flag, kind, meaning in (
         ("--top-k", int, "keep the K likeliest tokens"),
-        ("--top-p", float, "keep the likeliest tokens up to this mass"),
-        ("--min-p", float, "keep tokens with this share of the largest probability"),
+        ("--top-p", float, "keep the likeliest tokens up to this total probability"),
+        ("--min-p", float, "keep tokens with at least this share of the largest probability"),
     ):
         group.add_argument(flag, type=kind, metavar=flag[-1].upper(), help=meaning)
 
@@ -120,12 +120,12 @@ def run(options: argparse.Namespace) -> int:
     models = load_models(options, progress)
     target = expanded(options.target, "target").name
     fitted: list[Fitted] = []
-    # Each once: else one could be fitted to and scored on.
+    # Each prompt once, or one could be both fitted to and scored on.
     template = template_options(options)
     prompts = list(dict.fromkeys(render(models, sets, how.window(models), template)))
     digests = [digest(prompt) for prompt in prompts]
     ended: BaseException | None = None
-    # What is fitted is kept at once: a later regime may fail, or be cut short.
+    # Each fit is written at once: a later regime may fail, or be interrupted.
     try:
         for one in calibrate_pair(models, prompts, params, plan, options=how, progress=progress):
             progress.clear()
@@ -148,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
                 **({} if ended is None else {"error": named(ended)}),
             }
         )
-    # Behind the numbers, which a plot that cannot be drawn must not take with it.
+    # After the numbers, which must not be lost if the plot cannot be drawn.
     if options.plot is not None:
         _plot(options.plot, fitted)
     return 0 if ended is None else end_with(ended, options.json)
@@ -178,14 +178,14 @@ def entry_of(
 
 
 def _output(options: argparse.Namespace) -> Path:
-    """Where to write; refused before the work is done rather than after it."""
+    """Where to write, checked before the work is done rather than after it."""
     import dspark
     from dspark.cli.options import draft_of
     from dspark.pretrained import resolve
 
     draft = draft_of(options)
     if draft is None:
-        raise ConfigError("confidences are a draft's: --no-draft leaves nothing to calibrate")
+        raise ConfigError("confidences come from a draft: --no-draft leaves nothing to calibrate")
     given: Path | None = options.output
     if given is None:
         directory = resolve(draft, "draft").resolve()
@@ -211,9 +211,9 @@ def _plot(path: Path, fitted: list[Fitted]) -> None:
 
 
 def _work(one: Fitted) -> str:
-    """What the numbers rest on."""
+    """How many rounds the numbers are based on."""
     scored = f"scored on {one.held_out_rounds}" if one.held_out_rounds else "none left to score on"
-    return f"fitted to {one.rounds} rounds, chosen by {one.choosing_rounds}, {scored}"
+    return f"fitted to {one.rounds} rounds, temperatures chosen by {one.choosing_rounds} others, {scored}"
 
 
 def _left(one: Fitted) -> str:

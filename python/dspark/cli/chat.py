@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs `dspark chat`."""
     params = sampling_params(options)
     interactive = standard_input().isatty()
-    # A file or a program that reads the answers wants nothing between them.
+    # A file or a program that receives the answers expects nothing between them.
     aside = options.json or not sys.stdout.isatty()
     opening = [{"role": "system", "content": options.system}] if options.system else []
     with open_decoder(options) as decoder:
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
                     raise
                 say(str(error))
             except KeyboardInterrupt:
-                # The first one ends the answer; the next one finds us at the prompt and ends the command.
+                # The first Ctrl-C ends the answer; the next one, at the prompt, ends the command.
                 if not interactive:
                     raise
                 say("cancelled")
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Conversation:
-    """The messages so far; an exchange enters them once there is an answer, or the shown part of one."""
+    """The messages so far; an exchange is added once there is an answer, or a part of one that was shown."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ TEMPERATURES = (0.0, 0.7)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What the demo shows of a pair."""
+    """A pair, and what the demo does with it."""
 
     target: str
     draft: str
@@ -38,7 +38,7 @@ class Pair:
     is_chat: bool
     max_tokens: int
     block_size: int
-    """Tokens drafted per round: fewer than the checkpoint's where later ones are hardly ever kept."""
+    """Tokens drafted per round: fewer than the checkpoint's if later ones are hardly ever kept."""
 
 
 PAIRS = {
@@ -83,7 +83,7 @@ def _available() -> Pair:
         resolve(pair.draft, "draft")
         resolve(pair.target, "target")
     except CheckpointError as error:
-        say(f"{error}; going on with the embedded pair")
+        say(f"{error}; continuing with the embedded pair")
         return PAIRS["tiny"]
     return pair
 
@@ -134,7 +134,7 @@ def _compare(decoder: DSparkDecoder, prompt: list[int], pair: Pair, temperature:
         statistics.median(len(r.token_ids) / r.timing.total_s for r in results[1:])
         for results in runs.values()
     )
-    same = "by law" if temperature else _same_text(decoder.models, runs[True][0], runs[False][0])
+    same = "in distribution" if temperature else _same_text(decoder.models, runs[True][0], runs[False][0])
     length = pooled_acceptance_length(runs[True][1:])
     shown = "-" if length is None else f"{length:.2f}"
     return (
@@ -148,7 +148,7 @@ def _compare(decoder: DSparkDecoder, prompt: list[int], pair: Pair, temperature:
 
 
 def _same_text(models: Models, one: GenerationResult, other: GenerationResult) -> str:
-    """Whether two greedy texts are the same; else where they part, and by how little."""
+    """Whether two greedy texts are the same; else where they first differ, and by how little."""
     for position, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=False)):
         if a != b:
             from dspark.audit.reference import Reference
@@ -157,7 +157,7 @@ def _same_text(models: Models, one: GenerationResult, other: GenerationResult) -
             row = reference.next_row([*one.prompt_token_ids, *one.token_ids[:position]])
             gap = float(abs(row[a] - row[b]))
             cause = "rounding" if gap <= reference.bound(row) else "NOT rounding"
-            return f"to token {position}, gap {gap:.1g}: {cause}"
+            return f"up to token {position}, logits {gap:.1g} apart: {cause}"
     return "yes" if len(one.token_ids) == len(other.token_ids) else "no: one ends earlier"
 
 

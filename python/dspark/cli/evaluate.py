@@ -18,10 +18,10 @@ from dspark.cli.show import Progress, print_json, print_text, table
 from dspark.errors import ConfigError
 from dspark.files import check_writable, write_whole
 
-HELP = "measure a draft beside its baselines"
+HELP = "measure a draft against its baselines"
 
 SEED = 1_000_000_000
-"""Far from the seeds of `dspark calibrate`: what confidences were fitted to is no measure of them."""
+"""Far from the seeds of `dspark calibrate`: texts that confidences were fitted to cannot measure them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     models = load_models(options, progress)
     found = evaluate_pair(models, sets, params, plan, how, progress, template_options(options))
     progress.clear()
-    # Printed first: a page that cannot be drawn or written takes no number with it.
+    # Printed first, so that no numbers are lost if the page cannot be drawn or written.
     if options.json:
         print_json(found.to_json())
     else:

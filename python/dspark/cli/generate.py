@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chat", action="store_true", help="treat PROMPT as a user message: apply the chat template"
     )
     add_template_options(parser)
-    parser.add_argument("--n", type=int, metavar="N", help="samples; with --json, more than one are a list")
+    parser.add_argument("--n", type=int, metavar="N", help="samples to draw; --json prints several as a list")
     add_pair_options(parser)
     add_sampling_options(parser)
 
@@ -68,7 +68,7 @@ def _prompt(options: argparse.Namespace) -> str | list[int]:
         return read_input() if given == "-" else given
     if ids is not None and given is None:
         if options.chat:
-            raise RequestError("--chat renders a PROMPT, not --token-ids")
+            raise RequestError("--chat needs a PROMPT: the chat template does not apply to --token-ids")
         if not ids:
             raise RequestError("the prompt is empty: --token-ids needs at least one token id")
         return ids

@@ -14,7 +14,7 @@ from typing import Any
 from dspark.cli.show import Progress, print_json, print_text, say, table
 
 TESTED = ("sm_80", "sm_90a", "sm_100a", "sm_120")
-"""What every kernel is compiled for in the tests."""
+"""The architectures for which the tests compile every kernel."""
 
 HELP = "list the CUDA kernels and compile them ahead of time"
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--arch",
         nargs="+",
         metavar="SM",
-        help="compile for these, such as sm_80 sm_90a (default: the GPU here; without one, all tested ones)",
+        help="architectures, such as sm_80 sm_90a (default: the GPU's here; without one, all tested ones)",
     )
 
 
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         numbers = (str(one[name]) for name in ("registers", "spills", "stack", "shared"))
         rows.append((one["entry"], one["architecture"], *numbers, "kept" if one["kept"] else "compiled"))
     print_text(table(rows))
-    say(f"by {nvrtc}, kept in {cache}")
+    say(f"compiled by {nvrtc}, stored in {cache}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""From the words on the command line to one command, and from whatever happens to an exit code.
+"""Turns the command line into one command, and whatever happens into an exit code.
 
 Nothing here imports torch: `dspark --help` answers at once.
 """
@@ -54,8 +54,8 @@ _COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `dspark` with these arguments (default: the process's own) and returns its exit code.
 
-    Errors are one line on standard error and code 2, with `--json` also an object on standard output.
-    `--help` and `--version` leave by `SystemExit`, as argparse does.
+    Errors give one line on standard error and code 2, with `--json` also an object on standard output.
+    `--help` and `--version` raise `SystemExit`, as argparse does.
     """
     if argv is None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does: what took an hour to measure is shown. What a shell
-    starts in the background ignores Ctrl-C."""
+    """SIGTERM, which ends a command as Ctrl-C does, so that what took an hour to measure is shown. Commands
+    that a shell starts in the background ignore Ctrl-C."""
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
@@ -107,7 +107,7 @@ def _outcome(action: Callable[[], int], as_json: bool) -> int:
 
 
 def _flushed(action: Callable[[], int]) -> int:
-    """What was printed goes out here, where a full or closed output is still told apart."""
+    """Flushes what was printed here, where a full and a closed output can still be told apart."""
     try:
         code = action()
     except SystemExit:  # after --help
@@ -118,14 +118,14 @@ def _flushed(action: Callable[[], int]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises in place of printing the usage and leaving, so that every error takes one way out."""
+    """Raises instead of printing the usage and exiting, so that all errors are handled in one place."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
     def _print_message(self, message: str, file: object = None) -> None:
-        """Of help and version; not argparse's own, which treats an output that takes nothing as its release
-        pleases."""
+        """Prints help and version. argparse's own treats an output that cannot be written differently in each
+        release."""
         write(message)
 
 
@@ -155,7 +155,7 @@ class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpF
 
 def _fail(error: dict[str, str], as_json: bool) -> int:
     say(f"{error['type']}: {' '.join(error['message'].split())}")
-    with suppress(DSparkError):  # an output that takes nothing: one line is enough
+    with suppress(DSparkError):  # if standard output cannot be written, one line is enough
         if as_json:
             print_json({"error": error})
         else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dspark.serve.options import Options
 
 _DRAFT_OF = {"tiny": "tiny-draft", "smollm2": "smollm2-draft"}
-"""The draft that goes without saying."""
+"""The default drafts of built-in targets."""
 
 _DECODER_OPTIONS = (
     "policy",
@@ -31,7 +31,7 @@ _DECODER_OPTIONS = (
 
 
 def add_pair_options(parser: argparse.ArgumentParser) -> None:
-    """Which models, where, and how they work together."""
+    """The flags that say which models, where, and how they work together."""
     rounds = add_model_options(parser)
     rounds.add_argument(
         "--policy",
@@ -47,7 +47,7 @@ def add_pair_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Which models, where, and how they draft, whatever the policy; the group of the flags about rounds."""
+    """Adds the same flags except those of the policy; returns the group of flags about rounds."""
     pair = parser.add_argument_group("models")
     pair.add_argument(
         "--target",
@@ -76,7 +76,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
 def draft_of(options: argparse.Namespace) -> str | None:
     """The draft that was asked for; `None` with `--no-draft`.
 
-    Where none is known: `CheckpointError` if there is no such target either, else `ConfigError`.
+    If none is known, raises `CheckpointError` if there is no such target either, else `ConfigError`.
     """
     if options.no_draft:
         return None
@@ -84,9 +84,9 @@ def draft_of(options: argparse.Namespace) -> str | None:
     if draft is None:
         from dspark.pretrained import is_hub_id, resolve
 
-        if not is_hub_id(options.target):  # nothing is fetched for an error
+        if not is_hub_id(options.target):  # nothing is downloaded just to raise an error
             resolve(options.target, "target")
-        here = "" if is_directory(expanded(options.target, "target")) else ", which is no directory here"
+        here = "" if is_directory(expanded(options.target, "target")) else ", which is not a directory here"
         raise ConfigError(
             f"no draft is known for the target {options.target!r}{here}: give --draft DIR, or --no-draft"
         )
@@ -111,7 +111,7 @@ def load_models(options: argparse.Namespace, progress: Progress) -> Models:
 
 
 def decoder_options(options: argparse.Namespace) -> Options:
-    """How the flags want the pair to work."""
+    """The decoder's options that the flags ask for."""
     from dspark.serve.options import Options
 
     return Options(**{name: getattr(options, name) for name in _DECODER_OPTIONS if hasattr(options, name)})
@@ -126,7 +126,7 @@ def open_decoder(options: argparse.Namespace) -> DSparkDecoder:
 
 
 def add_template_options(parser: argparse._ActionsContainer) -> None:
-    """What the chat template is told beside the messages."""
+    """The flag for keywords of the chat template."""
     parser.add_argument(
         "--template-option",
         type=_template_option,
@@ -138,8 +138,8 @@ def add_template_options(parser: argparse._ActionsContainer) -> None:
 
 
 def template_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The keywords that the flags give; of one given twice the last. `RequestError` without the `--chat` of a
-    command that has one."""
+    """The keywords that the flags give; if one is given twice, the last counts. `RequestError` if the command
+    has a flag `--chat` and it is missing."""
     given = dict(options.template_option or [])
     if given and not getattr(options, "chat", True):
         raise RequestError("--template-option is for a chat template: give --chat too")
@@ -152,7 +152,7 @@ def _template_option(text: str) -> tuple[str, Any]:
         raise argparse.ArgumentTypeError(f"expected a keyword like enable_thinking=false, found {text!r}")
     if value in ("True", "False", "None"):  # as texts they would all be true
         instead = {"True": "true", "False": "false", "None": "null"}[value]
-        raise argparse.ArgumentTypeError(f"a value is JSON: {name}={instead}, not {value}")
+        raise argparse.ArgumentTypeError(f"the value is read as JSON: write {name}={instead}, not {value}")
     try:
         return name, json.loads(value, parse_constant=_refuse)
     except ValueError:
@@ -160,7 +160,7 @@ def _template_option(text: str) -> tuple[str, Any]:
 
 
 def _refuse(constant: str) -> None:
-    """Python's JSON reads `NaN` and `Infinity` too."""
+    """Rejects `NaN` and `Infinity`, which Python's JSON would read."""
     raise ValueError(constant)
 
 
@@ -175,9 +175,9 @@ def require_template(decoder: DSparkDecoder) -> None:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """How tokens are drawn and where a request ends."""
+    """The flags that say how tokens are drawn and where a request ends."""
     group = parser.add_argument_group(
-        "sampling", "Defaults come from the target's generation_config.json, else they have no effect."
+        "sampling", "Defaults come from the target's generation_config.json; what it lacks has no effect."
     )
     for flag, kind, meaning in (
         ("--max-tokens", int, "maximum number of tokens to generate (default: up to the context window)"),
@@ -189,7 +189,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         ("--repetition-penalty", float, "for tokens that are in the prompt or the output"),
         ("--presence-penalty", float, "for tokens that are in the output"),
         ("--frequency-penalty", float, "for each time that a token is in the output"),
-        ("--seed", int, "64 bits (default: a fresh one)"),
+        ("--seed", int, "a number from 0 to 2^64 - 1 (default: a new one each time)"),
         ("--logprobs", int, "report this many alternatives per token (in --json)"),
     ):
         group.add_argument(flag, type=kind, metavar=flag.split("-")[-1][0].upper(), help=meaning)

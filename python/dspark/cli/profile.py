@@ -25,7 +25,7 @@ HELP = "measure what passes cost on this machine"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `dspark profile`."""
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the table as FILE.png or FILE.svg")
-    parser.add_argument("--refresh", action="store_true", help="measure again, whatever is kept")
+    parser.add_argument("--refresh", action="store_true", help="measure again, even if a result is stored")
     parser.add_argument(
         "--max-batch-size", type=int, default=32, metavar="N", help="requests at once, for the widest pass"
     )
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs `dspark profile`."""
     check_plot(options.plot)
     if options.no_draft:
-        raise ConfigError("without a draft nothing is planned by costs: there is nothing to profile")
+        raise ConfigError("costs only decide about drafting: --no-draft leaves nothing to profile")
     progress = Progress(silent=options.json)
     how = decoder_options(options)
     models = load_models(options, progress)
@@ -97,7 +97,7 @@ def print_costs(models: Models, costs: Costs) -> None:
     print_text(f"target {info['target']}, {info['dtype']}\ndraft  {info['draft']}, {info['draft_dtype']}")
     print_text(
         f"{device_name(models.target.device)}, {info['threads']} threads, torch {info['torch']}, "
-        f"{costs.context} positions behind each request\n"
+        f"{costs.context} positions cached per request\n"
     )
     rows = [("target pass", "requests", "ms", "tokens/s")]
     for tokens, requests, seconds in costs.passes:

@@ -1,4 +1,4 @@
-"""The library's log as the command line shows it: one line each, as of errors."""
+"""The library's log as the command line shows it: one line per record, like errors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def one_line_each() -> Iterator[None]:
-    """What `dspark` logs meanwhile, tracebacks left out unless DSPARK_TRACEBACK is set."""
+    """Shows what `dspark` logs meanwhile, without tracebacks unless DSPARK_TRACEBACK is set."""
     if os.environ.get("DSPARK_TRACEBACK"):
         yield
         return
     logger, handler = logging.getLogger("dspark"), _Lines()
     level = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)  # what is fetched, and how far it is
+    logger.setLevel(logging.INFO)  # what is downloaded, and its progress
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""How things are shown: JSON and text on standard output, remarks on standard error."""
+"""Shows things: JSON and text on standard output, remarks on standard error."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def say(remark: str) -> None:
 
 
 class Progress:
-    """A line on standard error that a terminal shows growing; what is no terminal sees only the steps'
-    names, and if `silent` nothing. A terminal's line goes away, whatever is printed after it."""
+    """A line on standard error that a terminal shows growing. If it is not a terminal, only the steps' names
+    are printed, or nothing if `silent`. `clear` removes a terminal's line, whatever is printed after it."""
 
     def __init__(self, *, silent: bool = False) -> None:
         self._silent = silent
@@ -31,7 +31,7 @@ class Progress:
         self._width = 0
 
     def __call__(self, step: str, done: int, total: int) -> None:
-        """`done` of `total` parts of a step."""
+        """Shows that `done` of `total` parts of a step are done."""
         if not self._is_terminal:
             if step != self._step and not self._silent:
                 say(step)
@@ -41,11 +41,11 @@ class Progress:
         self._step = step
 
     def loading(self, done: int, total: int) -> None:
-        """Bytes of a checkpoint."""
+        """Shows how many bytes of a checkpoint are loaded."""
         self("loading", done, total)
 
     def clear(self) -> None:
-        """Takes the line away."""
+        """Removes the line."""
         if self._width:
             self._show("")
             self._width = 0
@@ -113,7 +113,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def fields(value: Mapping[str, Any], indent: str = "") -> str:
-    """A mapping as indented `key: value` lines; what does not fit into a line goes below its key."""
+    """A mapping as indented `key: value` lines; values that do not fit into a line go below their key."""
     lines = []
     for key, item in value.items():
         line = f"{indent}{key}: {_scalar(item)}"

@@ -14,22 +14,22 @@ from dspark.errors import ConfigError, DSparkError, RequestError
 
 
 def prepare_output() -> None:
-    """Raises `ConfigError` if standard output is closed; lets remarks go nowhere if standard error is.
+    """Raises `ConfigError` if standard output is closed; discards remarks if standard error is.
 
-    Python has `None` for a stream that was closed before it began, and prints to standard output what is
-    meant for a standard error that is `None`.
+    Python has `None` for a stream that was closed before it started, and prints what is meant for a standard
+    error that is `None` to standard output.
     """
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - open as long as the process
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
-        raise ConfigError("standard output is closed, and there is no other place for the result")
+        raise ConfigError("standard output is closed, so there is nowhere to write the result")
 
 
 def standard_input() -> TextIO:
     """Standard input; raises `ConfigError` if it is closed."""
     if sys.stdin is None:
-        raise ConfigError("standard input is closed, and the prompt is to be read from it")
+        raise ConfigError("standard input is closed, but the prompt has to be read from it")
     return sys.stdin
 
 
@@ -39,7 +39,7 @@ def read_input() -> str:
 
 
 def input_lines() -> Iterator[str]:
-    """Standard input, line by line; `ConfigError` if it is closed, `RequestError` for what is no text."""
+    """Standard input, line by line; `ConfigError` if it is closed, `RequestError` if it is not text."""
     with as_text():
         yield from standard_input()
 
@@ -50,11 +50,11 @@ def as_text() -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise RequestError(f"standard input is no {error.encoding} text: {error}") from error
+        raise RequestError(f"standard input is not {error.encoding} text: {error}") from error
 
 
 def write(text: str) -> None:
-    """To standard output at once: `BrokenPipeError` if nobody reads, `DSparkError` for any other fault."""
+    """Writes to standard output at once: `BrokenPipeError` if nobody reads, else `DSparkError` on a fault."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -67,7 +67,7 @@ def write(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """Writes to standard error; what it does not take is no reason to stop."""
+    """Writes to standard error; failing to do so is no reason to stop."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -76,8 +76,8 @@ def remark(text: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Sends the rest of a stream nowhere: the interpreter flushes it once more when it ends."""
-    with suppress(io.UnsupportedOperation):  # not a file, but something in its place
+    """Redirects a stream to the null device, because the interpreter flushes it once more when it ends."""
+    with suppress(io.UnsupportedOperation):  # not a file, but an object in its place
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

@@ -71,7 +71,7 @@ def _data(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1024,
         metavar="N",
-        help="tokens of a conversation, at most the target's window",
+        help="maximum tokens of a conversation (never more than the target's window)",
     )
     add(
         "--held-out",
@@ -87,8 +87,8 @@ def _data(parser: argparse.ArgumentParser) -> None:
 def _shape(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "draft",
-        "The shape of a new draft; what is not given follows the target. With --start, only the width of "
-        "blocks in training may be given.",
+        "The shape of a new draft; what is not given follows the target. With --start, only "
+        "--training-block-size may be given.",
     )
     add = group.add_argument
     add("--layers", type=int, metavar="N", help="draft layers (5)")
@@ -137,10 +137,10 @@ def _schedule(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--steps", type=int, default=1000, metavar="N", help="steps of the whole run")
     add("--sequences", type=int, default=4, metavar="N", help="sequences per step, over all processes")
-    add("--micro-batch", type=int, default=4, metavar="N", help="sequences at a time; more accumulate")
-    add("--learning-rate", type=float, default=6e-4, metavar="R", help="peak; cosine to 0")
-    add("--warmup", type=float, default=0.04, metavar="SHARE", help="share of the steps")
-    add("--cooldown", type=float, metavar="SHARE", help="last share of the steps; peak until then, no cosine")
+    add("--micro-batch", type=int, default=4, metavar="N", help="sequences per pass; gradients accumulate")
+    add("--learning-rate", type=float, default=6e-4, metavar="R", help="peak rate, which a cosine takes to 0")
+    add("--warmup", type=float, default=0.04, metavar="SHARE", help="share of the steps until the peak rate")
+    add("--cooldown", type=float, metavar="SHARE", help="last share of the steps; at the peak until then")
     add("--weight-decay", type=float, default=0.0, metavar="W")
     add("--clip", type=float, default=1.0, metavar="N", help="maximum norm of the gradient; 0: off")
     add("--muon", action="store_true", help="Muon for the backbone's matrices")
@@ -151,7 +151,7 @@ def _schedule(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint-minutes", type=float, default=10.0, metavar="M", help="minutes between checkpoints")
     add("--stop-after", type=float, metavar="HOURS", help="stop after this many hours; run again to resume")
     add("--seed", type=int, default=0, metavar="S")
-    add("--accept-changes", action="store_true", help="resume with other settings or data")
+    add("--accept-changes", action="store_true", help="resume although settings or data have changed")
     add("--tensorboard", action="store_true", help="write scalars (needs tensorboard, the extra `train`)")
 
 

@@ -1,4 +1,4 @@
-"""What the flags of `dspark train` ask for, as settings; those that would have no effect are refused."""
+"""Turns the flags of `dspark train` into settings; refuses flags that would have no effect."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ NEEDS: Needs = {
     "early-share": ("--early-ce", lambda o: o.early_ce is not None),
     "muon-factor": ("--muon", lambda o: o.muon),
 }
-"""Flags that mean nothing by themselves, what each needs, and whether that is there. They have no default of
-the parser's: the settings' own takes the place of what was not given."""
+"""Flags that mean nothing by themselves, what each needs, and whether that is there. The parser has no
+defaults for them: if they are not given, the defaults of the settings apply."""
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
@@ -127,7 +127,7 @@ def _shape(options: argparse.Namespace) -> dict[str, Any]:
     if options.start is not None:
         for flag in given:
             if flag != "training-block-size":
-                raise ConfigError(f"--{flag} is of a new draft: that of --start has its own")
+                raise ConfigError(f"--{flag} is for a new draft: the draft of --start has its own")
     layers = given.pop("start-layers", ())
     made: dict[str, Any] = {SHAPE[flag]: value for flag, value in given.items()}
     if "taps" in made:

@@ -39,7 +39,7 @@ _MODULES = {
     "load_draft": "load",
 }
 
-if not TYPE_CHECKING:  # else any name would pass for one of ours
+if not TYPE_CHECKING:  # else a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:

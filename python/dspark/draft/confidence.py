@@ -1,4 +1,4 @@
-"""The confidence head: how likely is a drafted token to be accepted, given that those before it were."""
+"""The confidence head: how likely a drafted token is to be accepted, given that those before it were."""
 
 from __future__ import annotations
 

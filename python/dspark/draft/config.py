@@ -1,4 +1,4 @@
-"""What a draft is, whichever packaging it came in."""
+"""The configuration of a draft, whichever packaging it came in."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dspark.checkpoint.rope import RopeConfig
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
 WINDOW_RULES = ("sliding", "anchored", "anchored, bidirectional")
-"""What row i of a block at position p + i sees in a layer with window w. Sliding (SpecForge): the last w
-positions, its own included. Anchored (speculators): of the context what is behind p - w, whatever i is, and
-of the block what is not after it; or, bidirectional, all of the block."""
+"""What row i of a block, at position p + i, sees in a layer with window w. Sliding (SpecForge): the last w
+positions, its own included. Anchored (speculators): the context from position p - w on, whatever i is, and
+the block up to row i; or, bidirectional, all of the block."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class DraftConfig:
     Attributes:
         packaging: "flat", "nested", "speculators", "dflash" or "gemma4".
         architecture: the entry of `architectures`, or what it was recognised as.
-        block_size: drafted inputs per block at serving time; gamma unless slot 0 is dropped.
+        block_size: inputs of a block at serving time; equal to gamma unless slot 0 is dropped.
         training_block_size: the widest block that the weights have seen.
         drop_anchor_slot: the anchor's own slot predicts nothing (z-lab's DFlash).
         target_layer_ids: taps, in the order of the projection's columns; -1 is the embeddings.
@@ -29,13 +29,13 @@ class DraftConfig:
         target_hidden_size: width of one tap.
         markov_rank: 0 means that there is no Markov head; then `markov_head_type` is None.
         own_embeddings, own_head: whether the checkpoint holds them; else they are the target's.
-        vocab_size: tokens of the target; embeddings, W1 and all token ids go by these.
+        vocab_size: tokens of the target, which embeddings, W1 and all token ids refer to.
         draft_vocab_size: tokens that can be drafted; fewer where the checkpoint has a map (see
             `dspark.draft.vocabulary`). Output head and W2 have as many rows.
         windows: each layer's sliding window, or None for full attention.
         window_rule: what a sliding layer sees, see `WINDOW_RULES`.
         causal: in every layer no row of a block sees a later one; else only where the window rule says so.
-        notes: what was not said by the checkpoint and follows from its format, for `inspect`.
+        notes: what the checkpoint does not say and its format implies, for `inspect`.
     """
 
     packaging: str
@@ -82,7 +82,7 @@ class DraftConfig:
 
     @property
     def state_rows(self) -> int:
-        """Hidden states per block that the heads read: gamma, and one of the anchor's own slot before them
-        where a recurrent head goes through that slot although nothing is drafted from it."""
+        """Hidden states per block that the heads read: gamma, preceded by that of the anchor's own slot where
+        a recurrent head steps over that slot although nothing is drafted from it."""
         through_anchor = self.drop_anchor_slot and self.markov_head_type == "rnn"
         return self.gamma + 1 if through_anchor else self.gamma

@@ -10,9 +10,9 @@ from dspark.attention.cache import KVStore
 class DraftContext(KVStore):
     """Context keys and values of every draft layer: one row per committed token, from the target's taps.
 
-    A block's own keys and values are written behind `length` and never kept. They are no positions of the
-    request, and a block is always whole, however little of it the request can still use: so a context has
-    room for one block beside what is reserved for it.
+    A block's own keys and values are written behind `length` and never kept. They are not positions of the
+    request, and a block is always computed whole, however little of it the request can still use. So a
+    context has room for one block in addition to what is reserved for it.
     """
 
     __slots__ = ("block_size",)

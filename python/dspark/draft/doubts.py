@@ -1,5 +1,5 @@
-"""What can be wrong with a draft that loads: it would draft what is hardly ever accepted, and nothing else
-would show it."""
+"""What can be wrong with a draft that loads: its tokens would hardly ever be accepted, and nothing else would
+show why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from dspark.draft.vocabulary import OFFSETS
 _log = logging.getLogger("dspark")
 
 LEFTOVERS = (OFFSETS, "t2d", "verifier_", "optimizer")
-"""Beginnings of names that trainers leave in checkpoints and no draft reads; `rotary_emb` is anywhere."""
+"""Starts of the names of tensors that trainers leave in checkpoints and no draft reads; `rotary_emb` may
+stand anywhere in such a name."""
 
 
 def warn_of_doubts(config: DraftConfig, weights: WeightFiles, read: Collection[str]) -> None:

@@ -18,11 +18,11 @@ class FrozenLayers(Protocol):
     """The layers of a block's pass."""
 
     def __call__(self, x: Tensor, rows: Tensor, attention: CachedAttention) -> Tensor:
-        """x `[rows, hidden]`, rows: of a `RotaryTable`."""
+        """x `[rows, hidden]`, rows: those of a `RotaryTable`."""
 
 
 class FrozenDraft:
-    """What a frozen `DSparkDraftModel` runs on."""
+    """The parts that a frozen `DSparkDraftModel` runs on."""
 
     __slots__ = (
         "embedding",
@@ -47,7 +47,7 @@ class FrozenDraft:
         head: nn.Linear | None,
         fill: Callable[[str], None],
     ) -> None:
-        """The linears lose their weights here, one layer after the other; `fill` as in
+        """Takes the weights out of the linears, one layer after the other; `fill` as in
         `DSparkDraftModel.freeze`."""
         shape = layers[0].shape
         fill("fc.")
@@ -72,7 +72,7 @@ class FrozenDraft:
     def _ends(
         self, projection: nn.Linear, norm: RMSNorm, embeddings: nn.Embedding | None, head: nn.Linear | None
     ) -> None:
-        """What is the same whatever the layers are."""
+        """Sets what does not depend on the kind of layers."""
         self.projection = FusedLinear([projection], release=True)
         self.norm = FrozenNorm(norm)
         self.embedding = embeddings.weight.detach() if embeddings is not None else None
@@ -82,7 +82,7 @@ class FrozenDraft:
         """Context keys and values of every layer, `[layers, 2 * key heads, rows, head_dim]`.
 
         Args:
-            taps: `[rows, taps * target hidden]`. rows: of a `RotaryTable`, `[2, rows, head_dim]`.
+            taps: `[rows, taps * target hidden]`. rows: those of a `RotaryTable`, `[2, rows, head_dim]`.
         """
         context = self.hidden_norm(self.projection(taps))
         heads = self.keys_values(context).view(self.shape)
@@ -91,7 +91,7 @@ class FrozenDraft:
 
 
 def another(linear: nn.Linear) -> nn.Linear:
-    """A second linear with the same weights, which stay when the first one's are released."""
+    """A second linear with the same weights, which keeps them when the first one releases its own."""
     twin = nn.Linear(1, 1, bias=False, device="meta")
     twin.weight, twin.bias = linear.weight, linear.bias
     return twin

@@ -38,14 +38,14 @@ def load_draft(
 
     Args:
         path: directory with config.json and safetensors weights, single or sharded.
-        target: what the draft takes embeddings and output head from where it has none. None only for a draft
+        target: lends embeddings and output head to a draft that has none of its own. None only for a draft
             with both.
-        dtype: "auto" keeps the checkpoint's where the target's is wider and this machine multiplies in the
-            checkpoint's; else the target's. A draft's precision changes what is accepted, never the
-            text's law.
+        dtype: "auto" keeps the checkpoint's where the target's is wider and this machine multiplies fast in
+            the checkpoint's; else it is the target's, or float32 where a 16-bit one is slow. A draft's
+            precision changes what is accepted, never the distribution of the text.
         progress: called with bytes read so far and in all.
-        block_size: tokens to draft per block; up to the checkpoint's it changes nothing here (a prefix of the
-            block is used), beyond it the block is widened, up to its training width.
+        block_size: tokens to draft per block. Up to the checkpoint's it changes nothing here (a prefix of the
+            block is used); beyond that the block is widened, at most to its training width.
 
     Raises:
         CheckpointError: names the file, the key or tensor, what was expected and what was found.
@@ -57,9 +57,9 @@ def load_draft(
     if target is None and not (config.own_embeddings and config.own_head):
         raise CheckpointError(
             f"{weights.where()}: the draft has no {'output head' if config.own_embeddings else 'embeddings'} "
-            "of its own, and there is no target to take them from"
+            "of its own, and there is no target to borrow from"
         )
-    stored = stored_parameters(config, weights)  # refused before anything of these sizes is made
+    stored = stored_parameters(config, weights)  # refuses before anything of these sizes is allocated
     warn_of_doubts(config, weights, {tensor.name for tensor in stored.values()})
     with on_meta():
         model = build_draft(config)
@@ -73,7 +73,7 @@ def load_draft(
         zero = torch.zeros(1, dtype=element, device=place)
         model.confidence_head.proj.bias = nn.Parameter(zero, requires_grad=False)
     reader = ParameterReader(model, weights, names, place, element, progress)
-    reader.vectors()  # norms tell device and dtype
+    reader.vectors()  # norms determine device and dtype
     if config.reduced or OFFSETS in weights:
         _place_vocabulary(model, reader, read_target_ids(weights.tensors[OFFSETS], config.vocab_size))
     if target is not None:
@@ -84,8 +84,8 @@ def load_draft(
 
 
 def _place_vocabulary(model: DSparkDraftModel, reader: ParameterReader, tokens: NDArray[np.int64]) -> None:
-    """Sets `target_ids`. The core wants them ascending: where they do not, the rows of output head and W2 are
-    put into that order once."""
+    """Sets `target_ids`. The core needs them in ascending order: if they are not, the rows of output head and
+    W2 are reordered once."""
     order = np.argsort(tokens)
     if (order == np.arange(len(order))).all():
         if not model.config.reduced:

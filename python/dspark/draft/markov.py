@@ -1,8 +1,8 @@
 """The Markov heads: what the token just drafted adds to the next slot's logits (paper, section 3.2).
 
 Each adds bias = W2 f(W1[x], ...) to the base logits, with low-rank W1, W2. These are the torch modules, for
-training and as the reference of the core's chain: `step` goes one token on, `block` is the teacher-forced
-whole.
+training and as the reference of the core's chain: `step` advances by one token, `block` computes a whole
+block with teacher forcing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class VanillaMarkov(nn.Module):
     needs_hidden = False
 
     def __init__(self, vocab_size: int, markov_rank: int, draft_vocab_size: int | None = None) -> None:
-        """`vocab_size` tokens can come before; `draft_vocab_size` (None: as many) can be drafted."""
+        """`vocab_size` tokens can come before a slot; `draft_vocab_size` (None: as many) can be drafted."""
         super().__init__()
         if markov_rank < 1:
             raise ConfigError(f"a Markov head needs a rank of at least 1, found {markov_rank}")
@@ -38,7 +38,7 @@ class VanillaMarkov(nn.Module):
         """Bias `[..., draft vocabulary]` after tokens `previous` `[...]`, and the next state.
 
         `hidden` `[..., hidden]` is the backbone's output at the slot; heads that do not read it ignore it.
-        `state` is what the slot before returned, None before the first.
+        `state` is the one returned for the slot before, None for the first slot.
         """
         return self.markov_w2(self.features(previous)), None
 

@@ -32,7 +32,7 @@ class DSparkDraftModel(nn.Module):
     """
 
     target_ids: Tensor | None
-    """Of a reduced draft vocabulary: the target's token of each column of base logits, ascending, int64."""
+    """For a reduced draft vocabulary, the target's token of each column of base logits: ascending, int64."""
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -91,11 +91,11 @@ class DSparkDraftModel(nn.Module):
         return self.norm.weight.dtype
 
     def bind(self, target: Target) -> DSparkDraftModel:
-        """Takes from the target what the draft does not own: embeddings, output head.
+        """Borrows from the target what the draft does not own: embeddings, output head.
 
         The draft may compute in another dtype than the target. What it borrows is converted: embeddings
-        and taps as they come, a tied head once (`freeze`); an untied head stays the target's own, in its
-        dtype.
+        and taps in every pass, a tied head once (`freeze`). An untied head is the target's own, in the
+        target's dtype.
 
         Raises:
             ConfigError: sizes, taps or device do not fit together.
@@ -112,7 +112,9 @@ class DSparkDraftModel(nn.Module):
             ("device", self.device, target.device),
         ):
             if ours != other:
-                raise ConfigError(f"the draft does not fit the target: {name} is {ours} here, {other} there")
+                raise ConfigError(
+                    f"the draft does not fit the target: {name} is {ours} in the draft, {other} in the target"
+                )
         for tap in config.target_layer_ids:
             if not -1 <= tap < theirs.num_hidden_layers - 1:
                 raise ConfigError(
@@ -153,8 +155,8 @@ class DSparkDraftModel(nn.Module):
     def freeze(self, fill: Callable[[str], None] = lambda prefix: None) -> DSparkDraftModel:
         """Prepares for inference and drops the separate weights: no training or saving afterwards.
 
-        `fill` is called with the start of parameter names before these are needed, so that a checkpoint can
-        be read while it is frozen and is never in memory twice.
+        `fill` is called with a prefix of parameter names before those parameters are needed, so that a
+        checkpoint can be read while the model is frozen and is never in memory twice.
         """
         if self._frozen is None:
             fill("lm_head.")
@@ -169,15 +171,15 @@ class DSparkDraftModel(nn.Module):
         return FrozenDraft(self.fc, self.hidden_norm, layers, self.norm, self.embed_tokens, head, fill)
 
     def _converted_head(self) -> nn.Linear | None:
-        """The target's tied head in the draft's dtype, where the two differ; of a reduced vocabulary the rows
-        that can be drafted, so that the others are not multiplied."""
+        """The target's tied head in the draft's dtype, if the two differ; for a reduced vocabulary only the
+        rows that can be drafted, so that the others are not multiplied."""
         target = self._target
         if target is None or not target.config.tie_word_embeddings:
             return None
         if target.dtype == self.dtype and not self.config.reduced:
             return None
         if getattr(target.config, "final_logit_softcapping", None) is not None:
-            return None  # such a head is more than its weight
+            return None  # such a head does more than multiply
         weight = target.embedding_weight
         if self.target_ids is not None:
             if target.runs_through != OURS:
@@ -189,7 +191,7 @@ class DSparkDraftModel(nn.Module):
         return head
 
     def use_kernels(self, choice: Choice) -> dict[str, str]:
-        """Lets passes use CUDA kernels from now on; returns who does what, by role."""
+        """Lets passes use CUDA kernels from now on; returns what computes each role."""
         self._kernel = attention_kernel(choice, self.dtype, [self.config.head_dim])
         return {"attention": self._kernel.how}
 
@@ -218,7 +220,7 @@ class DSparkDraftModel(nn.Module):
             )
         if taps.shape[0] == 0:
             return
-        for context, n in contexts:  # all of them before the first changes
+        for context, n in contexts:  # all of them, before any of them changes
             context.require(context.length + n)
         taps = taps.to(self.dtype)
         rows = self._rotary_table().spans([(context.length, context.length + n) for context, n in contexts])
@@ -228,7 +230,7 @@ class DSparkDraftModel(nn.Module):
             end = context.length + n
             context.data[:, :, context.length : end] = keys_values[:, :, start : start + n]
             start += n
-        for context, n in contexts:  # not before: what fails on the way leaves every context as it was
+        for context, n in contexts:  # last, so that a failure leaves every context as it was
             context.length += n
 
     def _context(self, taps: Tensor, rows: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ DTYPES = {"I64": "<i8", "I32": "<i4"}
 
 
 def read_draft_vocab_size(config: ConfigFile, weights: WeightFiles, vocab_size: int, said: int | None) -> int:
-    """Tokens that can be drafted, `said` being what the config says about it.
+    """The number of tokens that can be drafted; `said` is what the config says about it.
 
     Raises:
         CheckpointError: a reduced vocabulary without its map, or a map that contradicts the config or itself.
@@ -67,11 +67,11 @@ def read_target_ids(stored: StoredTensor, vocab_size: int) -> NDArray[np.int64]:
     if len(outside):
         first = int(outside[0])
         raise CheckpointError(
-            f"{stored.file}: {OFFSETS} sends the draft's token {first} to {tokens[first]}, outside of the "
-            f"target's {vocab_size}"
+            f"{stored.file}: {OFFSETS} maps the draft's token {first} to {tokens[first]}, outside of the "
+            f"target's ids from 0 to {vocab_size - 1}"
         )
     if len(np.unique(tokens)) != len(tokens):
         raise CheckpointError(
-            f"{stored.file}: {OFFSETS} sends two of the draft's tokens to one of the target's"
+            f"{stored.file}: {OFFSETS} maps two of the draft's tokens to the same token of the target"
         )
     return tokens

@@ -1,1 +1,1 @@
-"""Measures a pair: acceptance, speed and confidences, beside what needs no trained draft."""
+"""Measures a pair: acceptance, speed and confidences, beside baselines that need no trained draft."""

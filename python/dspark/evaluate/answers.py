@@ -16,7 +16,7 @@ RESAMPLES = 2000
 LEVEL = 0.95
 
 FEWEST = 3
-"""Prompts below which drawing them again says nothing: one prompt would be certain of itself."""
+"""With fewer prompts, resampling says nothing: the interval of one prompt would have no width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Answer:
 
     @classmethod
     def of(cls, prompt: int, result: GenerationResult) -> Answer:
-        """Of a result of the engine. Rounds of plain decoding say nothing."""
+        """Makes one from a result of the engine, without the rounds of plain decoding, which say nothing."""
         rounds = () if result.speculation.startswith("off") else result.rounds
         looping = is_looping(result.token_ids)
         return cls(prompt, len(result.token_ids), rounds, result.timing.total_s, looping)
@@ -41,7 +41,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number and its 95 % interval, if there were prompts enough for one."""
+    """A number and its 95 % interval, if there were enough prompts for one."""
 
     value: float
     low: float | None
@@ -71,12 +71,12 @@ def by_prompt(answers: Sequence[Answer], prompts: Sequence[int], what: Callable[
 
 
 def ratio(above: Sequence[Sums], below: Sequence[Sums]) -> Estimate | None:
-    """(above[0] / below[0]) / (above[1] / below[1]) / ..., each summed over the prompts; `None` where nothing
-    is below.
+    """(above[0] / below[0]) / (above[1] / below[1]) / ..., each summed over the prompts; `None` if a
+    denominator is 0.
 
-    The interval is the percentile bootstrap over prompts: answers to one prompt, and what different ways of
-    decoding make of it, are drawn together. Below `FEWEST` prompts there is none. The generator is the same
-    for every number, so that a report can be repeated.
+    The interval is the percentile bootstrap over prompts: all answers to one prompt, by different ways of
+    decoding too, are drawn together. Below `FEWEST` prompts there is none. The generator is the same for
+    every number, so that a report can be repeated.
     """
     count = len(above[0])
     if count == 0 or not all(sums.sum() > 0 for sums in [*below, *above[1:]]):
@@ -100,7 +100,7 @@ def ratio(above: Sequence[Sums], below: Sequence[Sums]) -> Estimate | None:
 
 @lru_cache(maxsize=8)
 def _draws(count: int) -> NDArray[np.int64]:
-    """`[RESAMPLES, count]`: how often each prompt is drawn. Kept, for hundreds of numbers are drawn alike."""
+    """`[RESAMPLES, count]`: how often each prompt is drawn. Cached: hundreds of numbers use these draws."""
     draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
     draws.setflags(write=False)
     return draws

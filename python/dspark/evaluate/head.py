@@ -1,4 +1,4 @@
-"""The confidence head's scores: on prompts that had no say in its calibration."""
+"""The confidence head's scores, on prompts that its calibration did not use."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Head:
     """The confidence head of a draft in one regime."""
 
     scores: HeadScores | None
-    """The head's own, over all data sets."""
+    """Those of the head's own confidences, over all data sets."""
     calibrated: HeadScores | None
-    """With the draft's calibration.json, of the same rounds."""
+    """Those with the draft's calibration.json, on the same rounds."""
     note: str
-    """Which prompts they are of, or why they are missing."""
+    """Which prompts the scores are of, or why they are missing."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers."""
@@ -44,14 +44,15 @@ def score_head(
     policy: str,
     template: Mapping[str, Any] | None = None,
 ) -> Head:
-    """The scores of the head in these rounds, which number `prompts`, rendered with `template`."""
+    """Scores the head on these rounds, which refer to `prompts` (rendered with `template`) by number."""
     if not models.has_confidence:
         return Head(None, None, "this draft has no confidence head")
     if policy != "fixed":
-        return Head(None, None, f'not scored: policy "{policy}" hides what the head thinks little of')
+        return Head(None, None, f'not scored: policy "{policy}" leaves out tokens of low confidence')
     entry = next((e for e in models.calibrations if e.key == (regime, models.gamma)), None)
     if entry is None:
-        return Head(score(rounds), None, "no calibration.json with an entry for this")
+        note = "no calibrated scores: calibration.json is missing or has no entry for this way of sampling"
+        return Head(score(rounds), None, note)
     held_out = [p for p, prompt in enumerate(prompts) if digest(prompt) not in entry.fitted_prompts]
     if not held_out:
         note = "calibrated scores left out: calibration.json was fitted to each of these prompts"
@@ -61,19 +62,17 @@ def score_head(
     note = _note(entry, len(held_out), len(prompts))
     if entry.template_options != dict(template or {}):
         shown = json.dumps(entry.template_options)
-        note += f"; it was fitted with the template options {shown}, so that the same texts are other prompts"
+        note += f"; it was fitted with template options {shown}, so the same texts are different prompts"
     return Head(score(seen), calibrated, note)
 
 
 def _note(entry: Entry, held_out: int, prompts: int) -> str:
     if not entry.fitted_prompts:
         return (
-            "calibration.json does not say which prompts it was fitted to: where these are among them, the "
-            "calibrated scores flatter it"
+            "calibration.json does not say which prompts it was fitted to: if these are among them, the "
+            "calibrated scores are too good"
         )
     note = f"scored on the {held_out} of {prompts} prompts that calibration.json was not fitted to"
     if entry.choosing_rounds is None and any(t != 1 for t in entry.temperatures):
-        note += (
-            ", but which of its temperatures stay was chosen by prompts that it does not name, maybe these"
-        )
+        note += ", but its temperatures were chosen by prompts that it does not name, which may be these"
     return note

@@ -1,4 +1,4 @@
-"""A drafter without a model: what followed the last few tokens when they came before (prompt lookup)."""
+"""A drafter without a model: it proposes what followed the last few tokens earlier on (prompt lookup)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dspark.result import Round
 
 LONGEST = 3
-"""Tokens that are looked for at first; then fewer, down to one."""
+"""The longest run of tokens to look for, tried first; then shorter ones, down to one token."""
 
 
 class Lookup:
@@ -16,20 +16,20 @@ class Lookup:
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
-        """A run of tokens to the position after its latest occurrence that something follows."""
+        """Maps a run of tokens to the position after its latest occurrence that something follows."""
         for token in tokens:
             self.push(token)
 
     def push(self, token: int) -> None:
-        """The next token. Only now something follows the runs that ended before it."""
+        """Appends the next token. Only now does something follow the runs that ended before it."""
         end = len(self._tokens)
         for n in range(1, min(LONGEST, end) + 1):
             self._after[tuple(self._tokens[end - n :])] = end
         self._tokens.append(token)
 
     def propose(self, limit: int) -> list[int]:
-        """At most `limit` tokens: what followed the longest run at the end of the text that was there before,
-        where it was seen last. Nothing if even the last token is new."""
+        """At most `limit` tokens: those after the latest earlier occurrence of the longest run at the end of
+        the text that has one. Nothing if even the last token is new."""
         for n in range(min(LONGEST, len(self._tokens)), 0, -1):
             start = self._after.get(tuple(self._tokens[-n:]))
             if start is not None:
@@ -42,10 +42,10 @@ def lookup_rounds(
 ) -> tuple[Round, ...]:
     """The rounds in which the lookup drafter would have given `output`, a text of the target alone.
 
-    This is exact, not an estimate. A proposal x that is certain is accepted with probability p(x) under
-    `rejection`, and what replaces it follows p without x: together a draw from p, accepted where it equals x.
-    So the target's own draws, which `output` consists of, have the law of the accepted and corrected tokens,
-    and the rounds over them that of the rounds. At temperature 0 nothing is random.
+    This is exact, not an estimate. Under `rejection`, a deterministic proposal x is accepted with probability
+    p(x), and its replacement follows p without x: together a draw from p, accepted if it equals x. So the
+    target's own draws, which `output` consists of, are distributed like accepted and corrected tokens, and
+    the rounds counted over them like real rounds. At temperature 0 nothing is random.
     """
     text, done, rounds = Lookup([*prompt, *output[:1]]), 1, []
     while done < len(output):

@@ -19,7 +19,7 @@ class Position:
     """Rounds that verified it after an accepted prefix."""
     accepted: int
     rate: Estimate | None
-    """Share of the reached that were accepted."""
+    """Share of those reached that were accepted."""
     survival: Estimate | None
     """Share of the rounds that verified it in which it was kept."""
 
@@ -45,9 +45,9 @@ class Numbers:
     verified_per_round: Estimate | None
     """Drafted tokens that the target checked, over all rounds."""
     verify_rate: Estimate | None
-    """Those over the tokens of a whole block."""
+    """The same over the tokens of a whole block."""
     acceptance_rate: Estimate | None
-    """Share of the checked tokens that were kept; what was drafted behind the end of a text is left out."""
+    """Share of the checked tokens that were kept; tokens drafted beyond the end of a text are left out."""
     positions: tuple[Position, ...]
     tokens_per_second: Estimate | None
     over_plain: Estimate | None
@@ -66,18 +66,19 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One way of decoding on one data set. Answers that go round in circles flatter drafters: the others are
-    measured alone, too."""
+    """One way of decoding on one data set. Looping answers flatter drafters, so the others are also measured
+    alone."""
 
     every: Numbers
     looping: float
     """Share of answers that loop."""
     without_looping: Numbers | None
-    """Of the answers that do not; over plain decoding where its own does not, either. `None` without any."""
+    """Of the answers that do not loop; `over_plain` only where plain decoding's own does not loop either.
+    `None` if all loop."""
     of_looping: Numbers | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, those of every answer on top."""
+        """Plain numbers, with those over all answers at the top level."""
         parts = {"without_looping": self.without_looping, "of_looping": self.of_looping}
         shown = {name: None if part is None else part.to_json() for name, part in parts.items()}
         return {**self.every.to_json(), "looping": self.looping, **shown}
@@ -125,7 +126,7 @@ def _prompts(answers: Sequence[Answer]) -> list[int]:
 def _over_rounds(
     answers: Sequence[Answer], above: Callable[[Round], int], below: Callable[[Round], int] = lambda _: 1
 ) -> Estimate | None:
-    """A sum over all rounds over another one; their number unless told otherwise."""
+    """A sum over all rounds, divided by another one (by default the number of rounds)."""
 
     def sums(what: Callable[[Round], int]) -> Sums:
         return by_prompt(answers, _prompts(answers), lambda answer: sum(map(what, answer.rounds)))
@@ -141,7 +142,7 @@ def _mean_of_requests(answers: Sequence[Answer]) -> Estimate | None:
 
 
 def _speed(*sides: Sequence[Answer]) -> Estimate | None:
-    """Tokens per second, or how many times those of a second side to the same prompts."""
+    """Tokens per second of one side, or its ratio to that of a second side on the same prompts."""
     prompts = _prompts(sides[0])
     tokens = [by_prompt(side, prompts, lambda answer: answer.tokens) for side in sides]
     return ratio(tokens, [by_prompt(side, prompts, lambda answer: answer.seconds or 0.0) for side in sides])

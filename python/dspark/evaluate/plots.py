@@ -16,7 +16,7 @@ COLORS = {"plain": "0.5", "draft": "tab:blue", "block": "tab:orange", "ngram": "
 
 
 def plots(regime: Evaluated) -> list[tuple[str, str]]:
-    """(what it shows, SVG) of one regime."""
+    """The plots of one regime, each as (what it shows, SVG)."""
     shown = [
         ("Acceptance length: tokens committed per round, pooled", bars(regime, "acceptance_length_pooled")),
         ("Acceptance by position, all data sets", positions(regime)),

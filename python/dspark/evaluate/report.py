@@ -33,18 +33,19 @@ _COLUMNS: dict[str, Callable[[Numbers], str]] = {
 }
 
 NOTES = (
-    "intervals: 95 %, by bootstrap over prompts, from 3 of them on",
-    "acceptance length: tokens that a round commits, the corrected or bonus one included; 1 is no gain",
-    "verify rate: drafted tokens that are verified per round, over the block size; at the end of an answer "
-    "there is room for less than a block",
+    "intervals: 95 %, by bootstrap over prompts; none below 3 prompts",
+    "acceptance length: tokens that a round commits, including the corrected or bonus one; 1 means no gain",
+    "verify rate: verified tokens per round over the block size; at the end of an answer there is room for "
+    "less than a block",
     "no draft: rounds in which nothing is drafted; they count in acceptance length and verify rate",
-    "looping: less than half of the 4-grams are distinct, in the answer or an end of it of 32 tokens or more",
+    "looping: less than half of the 4-grams are distinct, in the whole answer or in any ending of it of 32 "
+    "tokens or more",
 )
 """What the columns mean."""
 
 
 def tables(regime: Evaluated) -> list[tuple[str, list[Row]]]:
-    """The titles and rows of one regime. Those without looping answers are missing where no answer loops."""
+    """The titles and rows of one regime's tables; no "without looping answers" tables if no answer loops."""
     loops = any(m.looping for methods in regime.measured.values() for m in methods.values())
     shown = [("all answers", main_rows(regime), position_rows(regime, lambda m: m.every))]
     if loops:
@@ -57,7 +58,7 @@ def tables(regime: Evaluated) -> list[tuple[str, list[Row]]]:
 
 def main_rows(regime: Evaluated) -> list[Row]:
     """A row for each data set and method, below a heading."""
-    rows: list[Row] = [("data set", "method", *_COLUMNS, "looping", "of looping")]
+    rows: list[Row] = [("data set", "method", *_COLUMNS, "looping", "length if looping")]
     for data_set, methods in regime.measured.items():
         for method, m in methods.items():
             loops = None if m.of_looping is None else m.of_looping.acceptance_length_pooled
@@ -82,7 +83,7 @@ def position_rows(regime: Evaluated, part: Callable[[Measured], Numbers | None])
         for data_set, methods in regime.measured.items()
     }
     drafting = [m for m in METHODS if any(found.get(m) for found in positions.values())]
-    columns = [f"{m} {what}" for m in drafting for what in ("given prefix", "prefix")]
+    columns = [f"{m} {what}" for m in drafting for what in ("given prefix", "whole prefix")]
     rows: list[Row] = [("data set", "position", *columns)]
     for data_set, found in positions.items():
         for k in range(max(map(len, found.values()), default=0)):

@@ -1,8 +1,8 @@
 """Evaluates a pair: each prompt with the draft and without, one after the other, and the baselines.
 
 Requests run alone, so that tokens per second are what one user sees, and the two sides of a prompt run back
-to back, so that what else the machine does meets both. Each time that the prompts are asked, a fresh engine
-answers: one that knew them from before would save their prefill.
+to back, so that other load on the machine affects both. Each pass through the prompts has a fresh engine: one
+that had seen them before would save their prefill.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dspark.serve.models import Models
 from dspark.serve.options import Options
 
 ALL = "all"
-"""All data sets together, in place of the name of one."""
+"""The name that stands for all data sets together."""
 
 METHODS = {
     "plain": "the target alone",
@@ -42,13 +42,13 @@ METHODS = {
 
 
 class WithoutMarkov(Models):
-    """The same models, drafting every position on its own. The confidence head reads the Markov embedding, so
-    it is off too."""
+    """The same models, drafting each position independently. The confidence head reads the Markov embedding,
+    so it is off too."""
 
     __slots__ = ()
 
     def heads(self) -> dict[str, Any]:
-        """What is left of the heads."""
+        """The remaining heads."""
         kept = Models.heads(self)
         return {name: head for name, head in kept.items() if name not in ("markov", "confidence")}
 
@@ -58,7 +58,7 @@ class WithoutMarkov(Models):
         return False
 
     def _sampler(self) -> None:
-        """The kernels' chains have the draft's own heads: on a GPU, too, the core decides."""
+        """None, since the kernels' chains use the draft's own heads: even on a GPU, the core decides."""
         return
 
 
@@ -73,7 +73,7 @@ class Evaluated:
 
     regime: Regime
     measured: Mapping[str, Mapping[str, Measured]]
-    """By data set, then by method. Of one data set alone there is only "all"."""
+    """By data set, then by method. With a single data set there is only "all"."""
     head: Head
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All of it."""
+    """The whole evaluation."""
 
     info: dict[str, Any]
     """What was measured, on what, and how: `data_sets` has the number of prompts of each."""
@@ -139,7 +139,7 @@ def evaluate_pair(
         for start in range(0, len(jobs), len(prompts)):
             with DSparkDecoder(lambda: models, options) as decoder:
                 info = info or decoder.info()
-                # First passes are slower, on both sides. Backwards: nothing that follows begins like it.
+                # First passes are slower, on both sides. Reversed, so that no later prompt begins like it.
                 for drafting in (False, True):
                     first = replace(params, max_tokens=16, ignore_eos=True, speculative=drafting)
                     decoder.generate(prompts[0][::-1], first)
@@ -173,7 +173,7 @@ def evaluate_pair(
                     progress(f"{regime}, without the Markov head", number, len(jobs))
                     answer = Answer.of(p, decoder.generate(prompt, each))
                     require_drafts(decoder)
-                    found.append(replace(answer, seconds=None))  # not beside plain: no fair speed
+                    found.append(replace(answer, seconds=None))  # not run beside plain: no fair speed
     done = []
     for regime in keyed:
         which = [job[0] for job in _jobs(keyed[regime], plan, prompts)]
@@ -212,7 +212,7 @@ def _looked_up(prompt: int, plain: GenerationResult, width: int, max_tokens: int
 def _table(
     names: Sequence[str], answers: Mapping[str, list[Answer]], width: int
 ) -> dict[str, dict[str, Measured]]:
-    """By data set, `names` having that of each prompt, and method; `width` tokens are drafted per round."""
+    """The numbers by data set and method. `names` has each prompt's data set; rounds draft `width` tokens."""
     table: dict[str, dict[str, Measured]] = {}
     sets = list(dict.fromkeys(names))
     for name in [*sets, ALL] if len(sets) > 1 else [ALL]:

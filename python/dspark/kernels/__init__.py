@@ -1,7 +1,7 @@
 """The CUDA kernels: whether a device has them, and why not.
 
-`choose` answers once per device. On a GPU the kernels are compiled on first use by the NVRTC that torch
-brings; what fails is one `KernelWarning` with the reason, and torch's operations take over.
+`choose` decides once per device. On a GPU the kernels are compiled on first use by the NVRTC that ships with
+torch; a failure gives one `KernelWarning` with the reason, and torch's operations take over.
 """
 
 from dspark.kernels.choice import (

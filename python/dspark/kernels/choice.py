@@ -19,7 +19,7 @@ ROLES = ("attention", "recurrence", "sampling")
 
 _DRIVER = "libcuda.so.1"
 _STAND_IN = "stand-in on the host"
-"""How the stand-in for the driver (cuda/emulate/driver.cpp) calls its device."""
+"""The name that the stand-in for the driver (cuda/emulate/driver.cpp) gives its device."""
 
 _VARIABLES = ("DSPARK_KERNELS", "DSPARK_CUDA_DRIVER", "DSPARK_NVRTC", "DSPARK_KERNEL_CACHE")
 
@@ -43,10 +43,10 @@ _guard = Lock()
 def choose(device: torch.device) -> Choice:
     """The choice for `device`, made once and kept.
 
-    A GPU has kernels unless `$DSPARK_KERNELS` is "off" or something fails, which is one `KernelWarning`;
-    `KernelError` if afterwards torch's operations fail too, as after a fault on the device. A CPU has some
-    only where `$DSPARK_CUDA_DRIVER` names a stand-in for the driver, whose device memory is ordinary memory;
-    that is for tests.
+    A GPU has kernels unless `$DSPARK_KERNELS` is "off" or something fails, which gives one `KernelWarning`;
+    `KernelError` if torch's operations then fail too, as after a fault on the device. A CPU has kernels only
+    if `$DSPARK_CUDA_DRIVER` names a stand-in for the driver, whose device memory is ordinary memory; that is
+    for tests.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -64,7 +64,7 @@ def _look(device: torch.device) -> Choice:
     if device.type != "cuda" and not (device.type == "cpu" and driver):
         return Choice(None, f"the device is {device}")
     if torch.version.hip is not None and not driver:
-        return Choice(None, "this torch is not for CUDA")
+        return Choice(None, "this torch is not built for CUDA")
     try:
         return Choice(_open(device, driver or _DRIVER))
     except (DSparkError, RuntimeError) as error:  # torch's own errors of a device are RuntimeErrors
@@ -73,7 +73,7 @@ def _look(device: torch.device) -> Choice:
         except RuntimeError as lost:
             raise KernelError(
                 f"neither kernels nor torch's operations work on {device} in this process ({error}): "
-                f"set DSPARK_KERNELS=off in a new one to do without kernels"
+                f"start a new one with DSPARK_KERNELS=off to do without kernels"
             ) from lost
         _warn(f"no CUDA kernels on {device}", str(error))
         return Choice(None, str(error))
@@ -83,10 +83,10 @@ def _open(device: torch.device, driver: str) -> _core.Kernels:
     out = torch.zeros(2 * 64, dtype=torch.int64, device=device)
     kernels = _core.Kernels(driver, find_nvrtc(), kernel_cache(), device.index or 0)
     if (kernels.name == _STAND_IN) != (device.type == "cpu"):
-        raise KernelError(f"{driver} drives {kernels.name}, and the tensors are on {device}")
+        raise KernelError(f"{driver} drives {kernels.name}, but the tensors are on {device}")
     kernels.probe(out.data_ptr(), 2, 5, stream(device))
     if out.tolist() != list(range(5, 5 + len(out))):
-        raise KernelError(f"a kernel ran on {kernels.name}, and torch does not see what it wrote")
+        raise KernelError(f"a kernel ran on {kernels.name}, but torch does not see what it wrote")
     return kernels
 
 
@@ -94,7 +94,7 @@ def prepare(kernels: _core.Kernels, role: str, entries: Sequence[str]) -> str | 
     """Compiles and loads the kernels that `role` needs, so that no pass has to.
 
     Returns:
-        None if they are ready; else the reason, which was said in a `KernelWarning` too.
+        None if they are ready; else the reason, which is also given in a `KernelWarning`.
     """
     try:
         kernels.prepare(entries)
@@ -110,4 +110,4 @@ def stream(device: torch.device) -> int:
 
 
 def _warn(what: str, reason: str) -> None:
-    warnings.warn(f"{what}, torch's operations are used: {reason}", KernelWarning, stacklevel=2)
+    warnings.warn(f"{what}, so torch's operations are used: {reason}", KernelWarning, stacklevel=2)

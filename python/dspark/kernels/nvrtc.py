@@ -13,12 +13,12 @@ _LIBRARY = re.compile(r"/libnvrtc(-[0-9a-f]+)?\.so[.0-9]*$")
 
 
 def find_nvrtc() -> str:
-    """Path of the NVRTC to compile with: `$DSPARK_NVRTC`, else the one that torch has loaded or brings along.
+    """Path of the NVRTC to compile with: `$DSPARK_NVRTC`, else the one that torch has loaded or ships with.
 
     Imports torch: NVRTC finds its own files only in a process where torch has loaded it.
 
     Raises:
-        KernelError: this torch has none, as those for CPUs alone.
+        KernelError: this torch has none, like the builds for CPUs alone.
     """
     if own := os.environ.get("DSPARK_NVRTC"):
         return own
@@ -31,7 +31,7 @@ def find_nvrtc() -> str:
         for path in sorted(packages.glob(f"{folder}/libnvrtc*"), reverse=True):
             if _LIBRARY.search(str(path)):
                 return str(path)
-    raise KernelError(f"torch {torch.__version__} brings no NVRTC to compile kernels with")
+    raise KernelError(f"torch {torch.__version__} does not ship NVRTC, which compiles the kernels")
 
 
 def _loaded() -> str | None:

@@ -16,11 +16,11 @@ from dspark.layers.rotary import rotate
 
 Attend = Callable[[Tensor], Tensor]
 """Attention of one layer: heads `[rows, q + k + v heads, head_dim]`, q scaled and rotated, k rotated, to
-`[rows, q heads * head_dim]`. Where keys and values go, and what is visible, is its own affair."""
+`[rows, q heads * head_dim]`. It decides itself where keys and values go and what is visible."""
 
 
 class KeysValues(Protocol):
-    """What a draft's context needs of an attention: keys and values `[rows, key heads, head_dim]`."""
+    """What a draft's context needs of an attention module: keys and values `[rows, key heads, head_dim]`."""
 
     def keys(self, x: Tensor, rotation: Tensor) -> Tensor: ...
     def values(self, x: Tensor) -> Tensor: ...

@@ -1,8 +1,8 @@
 """A stack of decoder layers for inference: fused products and as few operations as the arithmetic allows.
 
-A pass over a few rows of a small model is paid by the operation, not by the byte, so what can be prepared
-once is: stacked weights, query scale and head norms folded into the rotation, rotations of all layers in one
-product.
+The cost of a pass over a few rows of a small model depends on the number of operations, not of bytes. So
+whatever can be is prepared once: stacked weights, query scale and head norms folded into the rotation,
+rotations of all layers in one product.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dspark.layers.linear import FusedLinear
 from dspark.layers.norm import FrozenNorm, RMSNorm, accumulation_dtype, scaled_weight
 
 ROTATIONS_AT_ONCE = 1 << 18
-"""Elements up to which the rotations of all layers are prepared together: beyond it memory outweighs the
-call."""
+"""Elements up to which the rotations of all layers are prepared together: beyond that, the memory costs more
+than separate calls."""
 
 
 class HeadRotation:
@@ -107,8 +107,8 @@ class FrozenLayer:
     )
 
     def __init__(self, layer: DecoderLayer, rotation: HeadRotation, ready: Callable[[str], None]) -> None:
-        """The linears of `layer` lose their weights, so that these are in memory once. `ready` is called with
-        the start of parameter names before these are needed."""
+        """Takes the weights out of the linears of `layer`, so that they are in memory only once. `ready` is
+        called with a prefix of parameter names before those parameters are needed."""
         shape, attention, mlp = layer.shape, layer.self_attn, layer.mlp
         ready("self_attn.")
         self.norm_attention, self.qkv = normed_product(
@@ -137,8 +137,8 @@ class FrozenLayer:
 def normed_product(
     norm: RMSNorm, linears: Sequence[nn.Linear], release: bool = False
 ) -> tuple[FrozenNorm, FusedLinear]:
-    """A norm and the products that alone read it. In f32 and f64 the norm's weight joins theirs, which is
-    exact up to rounding; f16 and bf16 weights would lose digits, so there it stays."""
+    """A norm and the products that alone read its output. In f32 and f64 the norm's weight is folded into
+    theirs, which is exact up to rounding; f16 and bf16 weights would lose digits, so there it stays."""
     weight = norm.weight
     if accumulation_dtype(weight.dtype) != weight.dtype:
         return FrozenNorm(norm), FusedLinear(linears, release=release)
@@ -149,8 +149,8 @@ class FrozenStack:
     """All decoder layers of a model."""
 
     def __init__(self, layers: Sequence[DecoderLayer], ready: Callable[[int, str], None]) -> None:
-        """The layers' linears lose their weights one by one. `ready` is called with a layer's index and the
-        start of parameter names before these are needed; norms are needed before."""
+        """Takes the weights out of the layers' linears, one by one. `ready` is called with a layer's index
+        and a prefix of parameter names before those are needed. All norms must be filled beforehand."""
         shape = layers[0].shape
         groups = [_query_key_groups(layer) for layer in layers]
         like = layers[0].input_layernorm.weight
@@ -166,8 +166,8 @@ class FrozenStack:
         attention: CachedAttention,
         outputs: dict[int, Tensor | None] | None = None,
     ) -> Tensor:
-        """x `[rows, hidden]`, rows: of a `RotaryTable`. Layer outputs whose keys are in `outputs` are put
-        there."""
+        """x `[rows, hidden]`, rows: those of a `RotaryTable`. The outputs of layers whose indices are keys of
+        `outputs` are stored there."""
         rotations = self.rotation.prepare(rows)
         for index, layer in enumerate(self.layers):
             if (pair := next(rotations, None)) is not None:

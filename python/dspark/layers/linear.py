@@ -1,4 +1,4 @@
-"""Frozen linear products: several `nn.Linear` of one input as one product, prepacked where that pays."""
+"""Frozen linear products: several `nn.Linear` of the same input as one, prepacked where that pays."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from dspark import _core
 
 EXPECTED_ROWS = 8
-"""The width that oneDNN is told to expect: a draft block, or a verify pass."""
+"""The number of rows that weights are packed for: a draft block, or a verify pass."""
 
 PACK_FROM = {torch.float32: 1 << 17, torch.bfloat16: 0}
-"""Elements from which a packed weight wins. In f32 a small product is done before oneDNN has set itself up
+"""Elements from which a packed weight is faster. In f32 a small product takes less time than oneDNN's setup
 (measured: 256 x 256 breaks even at 8 rows, 576 x 576 takes 39 us instead of 75). f64 and f16 are not
 packed."""
 
 
 FEW_ROWS = 16
-"""Up to here the core's product of a small weight wins; beyond, a BLAS has enough to do."""
+"""Rows up to which the core's product of a small weight is faster; beyond, a BLAS has enough to do."""
 
 
 def _operation(name: str, overload: str = "default") -> Callable[..., Tensor] | None:
@@ -45,7 +45,7 @@ def _can_pack(weight: Tensor) -> bool:
 
 
 def _is_small(weight: Tensor) -> bool:
-    """Whether the core's product is meant for it: measured on x86-64 alone."""
+    """Whether the core's product is meant for this weight; it was measured on x86-64 alone."""
     if weight.dtype != torch.float32 or not weight.is_cpu or platform.machine() not in ("x86_64", "AMD64"):
         return False
     return 0 < weight.numel() < PACK_FROM[torch.float32]
@@ -54,11 +54,11 @@ def _is_small(weight: Tensor) -> bool:
 class FusedLinear:
     """y = x W^T + b for the stacked rows of one or more linears, without gradients.
 
-    `add(x, residual)` returns residual + y in the same operation. Only two-dimensional x, `[rows, in]`. With
-    `input_scale` `[in]` the product is that of input_scale * x: the scale has joined the weight.
+    `add(x, residual)` returns residual + y in the same operation. x must be two-dimensional, `[rows, in]`.
+    With `input_scale` `[in]` the product is that of input_scale * x: the scale is folded into the weight.
 
-    Three ways, chosen once: oneDNN's packed product for large weights, the core's for a few rows of a
-    small f32 one (2 to 16 rows; 8 rows with 96 x 512 take 5 us instead of 11), torch's own for the rest.
+    Large weights go through oneDNN's packed product, small f32 ones with few rows through the core's (2 to 16
+    rows; 8 rows with 96 x 512 take 5 us instead of 11), the rest through torch's own.
     """
 
     __slots__ = ("bias", "columns", "packed", "small", "weight_t")
@@ -66,7 +66,7 @@ class FusedLinear:
     def __init__(
         self, linears: Sequence[nn.Linear], input_scale: Tensor | None = None, release: bool = False
     ) -> None:
-        """With `release` the linears lose their weights and biases, so that these are in memory no longer
+        """With `release`, takes weights and biases out of the linears, so that they are in memory no longer
         than needed."""
         weights = [linear.weight.detach() for linear in linears]
         self.bias = _stacked_bias(linears)

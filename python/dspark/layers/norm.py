@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Norms and rotations of f16 and bf16 models are computed in f32; f32 and f64 keep their own."""
+    """The dtype in which norms and rotations are computed: f32 for f16 and bf16, else the model's own."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 class RMSNorm(nn.Module):
     """The norm of Llama and Qwen, over the last dimension. Differentiable; `FrozenNorm` is its fast twin.
 
-    With `offset` the factor is offset + w: what is stored is its distance from there.
+    With `offset` the factor is offset + w, where w is what is stored.
     """
 
     def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
@@ -33,11 +33,11 @@ class RMSNorm(nn.Module):
 
 
 class FrozenNorm:
-    """`RMSNorm` for inference in four operations, or three where the next product has taken the weight in.
+    """`RMSNorm` for inference in four operations, or three where the weight is folded into the next product.
 
     With n = |x| and d entries, sqrt(mean(x^2) + eps) = hypot(n, sqrt(d eps)) / sqrt(d): the sqrt(d) joins the
-    weight. torch's own `rms_norm` is a chain of seven small operations on a CPU, which is what a pass over a
-    few rows pays for.
+    weight. On a CPU, torch's own `rms_norm` is a chain of seven small operations, and it is their number that
+    a pass over a few rows pays for.
     """
 
     __slots__ = ("accumulate", "narrow", "shift", "weight")
@@ -60,7 +60,7 @@ class FrozenNorm:
 
 
 def scaled_weight(norm: RMSNorm) -> Tensor:
-    """What is left to multiply by after a weightless `FrozenNorm`: (offset + w) sqrt(d)."""
+    """The factor that a weightless `FrozenNorm` leaves out: (offset + w) sqrt(d)."""
     weight = norm.weight.detach()
     factor = weight.to(accumulation_dtype(weight.dtype))
     if norm.offset:

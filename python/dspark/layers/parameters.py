@@ -1,4 +1,4 @@
-"""Names and shapes of a decoder layer's tensors, known without torch."""
+"""Names and shapes of a decoder layer's tensors; needs no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Shape = tuple[int, ...]
 
 
 class LayerSizes(Protocol):
-    """What both a target's and a draft's config have."""
+    """The sizes that both a target's and a draft's config have."""
 
     @property
     def hidden_size(self) -> int: ...

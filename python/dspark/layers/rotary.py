@@ -1,6 +1,6 @@
 """Rotary position embedding in the half-split layout of Llama and Qwen, with its context extensions.
 
-The angles are computed in float32, as in training, whatever the model's dtype: they belong to the model.
+The angles are computed in float32, as in training, whatever the model's dtype: they are part of the model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
 
 
 def _proportional(rope: RopeConfig, frequencies: Tensor) -> Tensor:
-    """Gemma 4: the first part of the pairs keeps the frequencies of the whole head, the rest stands still."""
+    """Gemma 4: the first part of the pairs keeps the whole head's frequencies, the rest does not rotate."""
     rotating = int(rope.proportion * 2 * frequencies.shape[0] // 2)
     still = torch.arange(frequencies.shape[0]) >= rotating
     return (frequencies / rope.factor).masked_fill(still, 0.0)
@@ -75,7 +75,7 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
 
 
 class RotaryTable:
-    """Cosines and sines by position, grown by doubling as positions are met.
+    """Cosines and sines by position, grown by doubling as positions are needed.
 
     A row of the table is `[2, head_dim]`: cosines, then sines whose first half is negated, so that a rotation
     is x cos + roll(x, head_dim / 2) sin.

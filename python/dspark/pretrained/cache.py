@@ -16,13 +16,13 @@ Progress = Callable[[str], None]
 
 
 log: Progress = logging.getLogger("dspark").info
-"""Where nothing else is asked for; the command line shows it line by line."""
+"""The default: writes to the log, which the command line shows line by line."""
 
 
 def cache_root() -> Path:
     """Where fetched models live: `$DSPARK_CACHE`, else `$XDG_CACHE_HOME/dspark`, else `~/.cache/dspark`.
 
-    Raises `CheckpointError` where there is no such home directory."""
+    Raises `CheckpointError` if there is no home directory."""
     own = os.environ.get("DSPARK_CACHE")
     if own:
         return expanded(own, "DSPARK_CACHE")
@@ -33,7 +33,9 @@ def cache_root() -> Path:
     try:
         return Path.home() / ".cache" / "dspark"
     except RuntimeError as error:  # neither HOME nor an entry for this user
-        raise CheckpointError("there is no home directory for the cache: name one in DSPARK_CACHE") from error
+        raise CheckpointError(
+            "there is no home directory for the cache: set DSPARK_CACHE to a directory"
+        ) from error
 
 
 def build_once(target: Path, is_complete: Callable[[Path], bool], build: Callable[[Path], None]) -> Path:
@@ -50,7 +52,8 @@ def build_once(target: Path, is_complete: Callable[[Path], bool], build: Callabl
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     except OSError as error:
         raise CheckpointError(
-            f"the model cache {target.parent} cannot be written ({error}); DSPARK_CACHE can name another"
+            f"the model cache {target.parent} cannot be written ({error}): set DSPARK_CACHE to "
+            "another directory"
         ) from error
     try:
         made = scratch / "new"
@@ -64,7 +67,7 @@ def build_once(target: Path, is_complete: Callable[[Path], bool], build: Callabl
 
 def _put_in_place(made: Path, target: Path, is_complete: Callable[[Path], bool], attic: Path) -> None:
     try:
-        made.rename(target)  # an empty directory is replaced, a filled one refuses
+        made.rename(target)  # replaces an empty directory, fails on one with contents
     except OSError:
         if is_complete(target):
             return

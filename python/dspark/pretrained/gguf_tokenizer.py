@@ -20,12 +20,12 @@ def build_tokenizer(reader: GGUFReader) -> Tokenizer:
     """The tokenizer of a GGUF file of kind `gpt2` with pre-tokenizer `smollm`; others are refused."""
     kind, pre = field(reader, "tokenizer.ggml.model"), field(reader, "tokenizer.ggml.pre")
     if (kind, pre) != ("gpt2", "smollm"):
-        raise CheckpointError(f"the GGUF file's tokenizer is {kind}/{pre}; this converter builds gpt2/smollm")
+        raise CheckpointError(f"the GGUF file's tokenizer is {kind}/{pre}; only gpt2/smollm can be converted")
     tokens: list[str] = field(reader, "tokenizer.ggml.tokens")
     types: list[int] = field(reader, "tokenizer.ggml.token_type")
     merges = [tuple(line.split(" ")) for line in field(reader, "tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
-    # Digits stand alone *before* the usual split, so "\n\n1." is `ĊĊ`, `1`, `.`. Without that step it is
+    # Digits are split off *before* the usual split, so "\n\n1." is `ĊĊ`, `1`, `.`. Without that step it is
     # `Ċ`, `Ċ`, `1`, `.`, a form that the model never saw in training.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

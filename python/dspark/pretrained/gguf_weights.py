@@ -41,9 +41,9 @@ _LAYER = {
 
 
 def require_gguf() -> None:
-    """CheckpointError that says what to install, unless the `gguf` package is there."""
+    """Raises a CheckpointError that says what to install if the `gguf` package is missing."""
     if importlib.util.find_spec("gguf") is None:
-        raise CheckpointError("a GGUF file is read with the package gguf: pip install gguf")
+        raise CheckpointError("reading a GGUF file needs the package gguf: pip install gguf")
 
 
 def open_gguf(path: Path) -> GGUFReader:
@@ -118,14 +118,14 @@ def _shortest(value: float) -> float:
 def llama_tensors(
     reader: GGUFReader, config: dict[str, Any], progress: Callable[[str], None]
 ) -> dict[str, Array]:
-    """Every weight in float32 under its Hugging Face name; CheckpointError on a missing or odd one."""
+    """Every weight in float32 under its Hugging Face name; CheckpointError on a missing or unexpected one."""
     expected = _expected_shapes(config)
     tensors: dict[str, Array] = {}
     progress(f"dequantising {len(reader.tensors)} tensors to float32")
     for stored in reader.tensors:
         name = _hugging_face_name(stored.name)
         if name not in expected:
-            raise CheckpointError(f"the GGUF file holds a tensor that a Llama model has not: {stored.name}")
+            raise CheckpointError(f"the GGUF file holds {stored.name}, a tensor that no Llama model has")
         weight = dequantise(stored.data, stored.tensor_type.name, stored.name)
         if weight.shape != expected[name]:
             raise CheckpointError(f"{stored.name} has shape {weight.shape}, expected {expected[name]}")
@@ -151,11 +151,11 @@ def dequantise(data: NDArray[Any], kind: str, name: str) -> Array:
 
 
 def unpermute(weight: Array, heads: int) -> Array:
-    """Rows of q_proj or k_proj back from GGUF's order to Hugging Face's.
+    """Puts the rows of q_proj or k_proj from GGUF's order back into Hugging Face's.
 
-    Rotary embedding turns pairs of a head's rows. GGUF's Llama keeps the two of a pair side by side
+    Rotary embedding rotates pairs of a head's rows. GGUF's Llama keeps the two of a pair side by side
     (0, d/2, 1, d/2 + 1, ...), Hugging Face keeps them half a head apart (0, 1, ..., d/2, d/2 + 1, ...).
-    Left as it is, the model still speaks, badly: a loss of 5.7 in place of 2.8 on English text.
+    Without this, the model still writes text, but badly: a loss of 5.7 instead of 2.8 on English text.
     """
     half = weight.shape[0] // heads // 2
     pairs = weight.reshape(heads, half, 2, *weight.shape[1:])

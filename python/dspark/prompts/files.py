@@ -32,7 +32,7 @@ def read_turns(path: Path) -> list[tuple[str, ...]]:
 
 def _turns(where: str, line: str) -> tuple[str, ...]:
     try:
-        entry = json.loads(line, strict=False)  # control characters may stand in texts
+        entry = json.loads(line, strict=False)  # texts may contain control characters
     except ValueError as error:
         raise RequestError(f"{where}: not JSON ({error})") from error
     turns = None
@@ -45,6 +45,6 @@ def _turns(where: str, line: str) -> tuple[str, ...]:
     for one in turns:
         try:
             one.encode("utf-8")
-        except UnicodeEncodeError as error:  # half of a character, as a cut in another encoding leaves it
+        except UnicodeEncodeError as error:  # half a character, as left by a cut in another encoding
             raise RequestError(f"{where}: not valid Unicode ({error})") from error
     return tuple(turns)

@@ -18,7 +18,7 @@ def as_list(prompts: Any) -> Any:
 
 
 def is_one_prompt(prompts: Any) -> bool:
-    """Whether these are a text or token ids; raises `RequestError` for what is no list of prompts either."""
+    """Whether this is one prompt (text or ids); raises `RequestError` if it is no list of prompts either."""
     if isinstance(prompts, str):
         return True
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray | memoryview):
@@ -43,9 +43,9 @@ def one_each(params: Any, count: int) -> list[SamplingParams | None]:
 
 
 def one_sample(params: Any) -> SamplingParams | None:
-    """Checked parameters of a stream; raises `RequestError`, for more than one sample too."""
+    """Checked parameters of a stream; raises `RequestError`, also for more than one sample."""
     if samples(one(params)) != 1:
-        raise RequestError(f"a stream has one sample, n = {params.n} was asked for")
+        raise RequestError(f"a stream has one sample, but n is {params.n}")
     return one(params)
 
 

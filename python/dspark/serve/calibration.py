@@ -1,8 +1,8 @@
 """Which calibration of the confidence head is in force.
 
-A file beside the draft is heeded by the policy that needs the confidences' absolute size, "throughput"
+A file beside the draft is used only by "throughput", the policy that needs the confidences' absolute size
 (paper, section 3.2.1). "threshold" only needs their order, and its thresholds are set against the head's own
-confidences: a file that appears must not move the cut. What the caller names is heeded by every policy.
+confidences: a new file must not move the cut. A calibration that the caller gives is used by every policy.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def draft_calibrations(path: Path, config: DraftConfig, block_size: int | None) -> tuple[Entry, ...]:
-    """The entries of a draft's file, none without one; raises `CheckpointError` for one that does not fit the
-    draft. `block_size` is the one that was asked for: it can be wider than the draft's own."""
+    """The entries of a draft's file, none without a file; raises `CheckpointError` for an entry that does not
+    fit the draft. `block_size` is the requested one, which can be larger than the draft's own."""
     if not path.exists():
         return ()
     widest = config.training_block_size - (config.block_size - config.gamma)
@@ -43,11 +43,11 @@ def draft_calibrations(path: Path, config: DraftConfig, block_size: int | None) 
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """What the engine is given, and why."""
+    """The calibrations that the engine gets, and why."""
 
     calibrations: Sequence[tuple[tuple[float, int, float, float] | None, _core.Calibration]]
-    """By (temperature, top_k, top_p, min_p); `None`: for every request. Of a temperature the first is for
-    truncations that have none of their own."""
+    """By (temperature, top_k, top_p, min_p); `None`: for every request. The first one of a temperature also
+    serves truncations that have none of their own."""
     why: str | Mapping[str, Any]
 
     def info(self) -> str | dict[str, Any]:
@@ -67,7 +67,7 @@ def in_force(options: Options, models: Models) -> InForce:
         path = expanded(given, "calibration")
         if not is_file(path):
             raise ConfigError(
-                f"calibration must be a Calibration or a file, and there is no file {str(path)!r}"
+                f"calibration must be a Calibration or a file, but there is no file {str(path)!r}"
             )
         entries = draft_calibrations(path, models.draft.config, options.block_size)
         chosen = choose(entries, options, models)
@@ -87,10 +87,10 @@ def in_force(options: Options, models: Models) -> InForce:
 
 
 def choose(entries: Sequence[Entry], options: Options, models: Models) -> list[Entry]:
-    """The entries for this rule, number of Markov candidates and block, by temperature.
+    """The entries for this rule, number of Markov candidates and block size, by temperature.
 
-    Of several of a temperature that with the truncation of the target's own defaults comes first, else that
-    without any, else the last."""
+    Of several for one temperature, the one with the truncation of the target's own defaults comes first, else
+    the one without truncation, else the last in the file."""
     usual = SamplingParams().with_defaults(models.generation_config)
 
     def rank(entry: Entry) -> int:

@@ -20,37 +20,38 @@ from dspark.serve.models import Models
 class EngineThread:
     """Loads models and runs the Rust round loop over them until `close` or the interpreter's end.
 
-    Loading happens on the engine's own thread so that torch's worker threads belong to it alone: OpenMP
-    slows every product of a process that has more of them than cores, up to tenfold for small ones.
+    Loading happens on the engine's own thread so that torch's worker threads belong to it alone: in a process
+    with more OpenMP threads than cores every product slows down, small ones up to tenfold.
     """
 
     def __init__(self, make: Callable[[], tuple[Models, _core.Engine]]) -> None:
         _check_process()
         self._closed = False
         loaded: Future[tuple[Models, _core.Engine]] = Future()
-        # A thread keeps its arguments as long as it runs, and `make` leads to the caller, who may hold us:
-        # the thread takes it out of this list.
+        # A thread keeps its arguments as long as it runs, and `make` leads to the caller, who may hold
+        # `self`: so the thread takes it out of this list.
         job = [make]
         self._thread = threading.Thread(target=_serve, args=(job, loaded), name="dspark-engine", daemon=True)
         self._thread.start()
         try:
             self.models, self.core = loaded.result()
         except BaseException:
-            # Ctrl-C while models load: they must not be served to nobody once they are there.
+            # Ctrl-C while models load: once loaded, they must not be served, as nobody can use them.
             loaded.add_done_callback(_abandon)
-            del loaded  # it holds the error, which holds this frame: the models would stay in the circle
+            del loaded  # it holds the error, which holds this frame: the cycle would keep models
             raise
-        # Anew with each decoder: hooks run last in, first out, so this one comes before those of its models.
+        # Registered anew for each decoder: hooks run last in, first out, so this one runs before those of its
+        # models.
         atexit.unregister(_end_all)
         atexit.register(_end_all)
-        # A decoder that is dropped without `close`. This runs wherever a collection finds it, on threads that
-        # the engine waits for too: so it does not wait for the engine.
+        # For decoders dropped without `close`. The garbage collector may run this on any thread, even
+        # one that the engine waits for: so it does not wait for the engine.
         weakref.finalize(self, _end, self.core).atexit = False
 
     @property
     def state(self) -> Literal["running", "closed", "failed", "forked"]:
         """Whether requests are served; "failed" if the loop has ended although nobody closed it, "forked" in
-        a process that was forked off afterwards, where the loop is not."""
+        a process that was forked afterwards, where the loop does not run."""
         if not _is_here():
             return "forked"
         if self._closed:
@@ -58,7 +59,7 @@ class EngineThread:
         return "running" if self._thread.is_alive() else "failed"
 
     def check_process(self) -> None:
-        """Raises `CapacityError` in another process than the loop's, where nothing would ever arrive."""
+        """Raises `CapacityError` in a process other than the loop's, where no result would ever arrive."""
         if self.state == "forked":
             raise CapacityError(f"the decoder was made before this process was forked: {SPAWN}")
 
@@ -67,15 +68,15 @@ class EngineThread:
         self._closed = True
         _end(self.core)
         if _is_here():
-            # Another thread may have been first: whoever closes finds the engine at its end.
+            # Also if another thread was first: when `close` returns, the engine has ended.
             _join(self._thread)
 
 
-SPAWN = "threads do not come along, torch's neither, so fork before the first decoder is made, or spawn"
+SPAWN = "threads do not survive a fork, nor do torch's, so fork before the first decoder is made, or spawn"
 
 _running: dict[threading.Thread, _core.Engine] = {}
 _process: int | None = None
-"""The one that made the first decoder, and so every decoder: no other can make one."""
+"""The process that made the first decoder, and so every decoder: no other process can make one."""
 
 
 def _check_process() -> None:
@@ -84,7 +85,7 @@ def _check_process() -> None:
 
 
 def _is_here() -> bool:
-    """False in a fork, which has no loop to end, and locks as they were at the time."""
+    """False in a fork, which has no loop to end, and whose locks are as they were when it was made."""
     return os.getpid() == _process
 
 
@@ -122,7 +123,7 @@ def _end(core: _core.Engine) -> None:
 
 
 def _end_all() -> None:
-    """Before the interpreter is taken apart under an engine, also one whose `close` was interrupted."""
+    """Ends all engines before the interpreter is torn down, also one whose `close` was interrupted."""
     for thread, core in list(_running.items()) if _is_here() else ():
         core.close()
         _join(thread)

@@ -1,4 +1,4 @@
-"""What the draft knows of each request, and taps on their way there."""
+"""The draft's context of each request, and the taps that are not in it yet."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dspark.draft import DraftContext, DSparkDraftModel
 _log = logging.getLogger("dspark")
 
 WAITING_ROWS = 256
-"""Rows of one request that may wait. Many rows in one pass cost a fraction of as many passes, and a request
+"""Rows of one request that may wait. One pass over many rows costs a fraction of many passes, and a request
 that ends before it drafts costs nothing; the bound is for memory (SmolLM2: 3 MB a request)."""
 
 FED_AT_ONCE = 2
-"""Requests over the bound that one pass feeds. Those of a batch are of one age and would all be due in the
-same round, which every stream would see; so they take turns, and the last waits for some rows more."""
+"""Requests over the bound that one pass feeds. Those of a batch have the same age and would all be due in the
+same round, which would stall every stream; so they take turns, and the last waits a few rows longer."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """Rows `start .. start + count` of each of the passes, whose tensors others may share."""
+    """A request's rows `start .. start + count` of the taps of each pass; others may share these tensors."""
 
     pieces: list[tuple[Tensor, int, int]] = field(default_factory=list)
     rows: int = 0
     failed: int = 0
-    """As many rows were there when the draft could not take them."""
+    """How many rows there were when the draft last failed to take them."""
     is_shared: bool = False
-    """Whether others' rows stay in memory with these."""
+    """Whether these rows keep other requests' rows in memory."""
 
     def first(self, rows: int) -> _Waiting:
         """The first `rows` of them, in the same tensors."""
@@ -53,33 +53,33 @@ class ContextFeed:
     A prompt leaves its rows of taps, a round without a draft one row per request. These wait until a draft
     pass needs the context, or until there are more than `WAITING_ROWS` of a request.
 
-    A pass that fails takes nothing away. In `take` that is no error: prompts and rounds go on, the rows go on
-    waiting, and whoever needs the context tries again and is told.
+    No rows are lost if feeding them fails. In `take` that is no error: prompts and rounds go on, the rows
+    keep waiting, and the next draft that needs the context tries again and gets the error.
     """
 
     def __init__(self, draft: DSparkDraftModel | None) -> None:
         self.contexts: dict[int, DraftContext] = {}
         self._draft = draft
         self._waiting: dict[int, _Waiting] = {}
-        self._rooms: dict[int, int] = {}  # what contexts have still to be given
+        self._rooms: dict[int, int] = {}  # room that contexts have yet to be given
 
     def reserve(self, request: int, positions: int) -> None:
-        """Gives a context room for that many positions and no more. Where that fails it is no error yet: the
-        target goes on, and whoever needs the context tries again and is told."""
+        """Gives a context room for that many positions and no more. A failure is no error yet: the target
+        goes on, and the next draft that needs the context tries again and gets the error."""
         self._rooms[request] = positions
         try:
             self._make_room(request)
         except Exception:
             _log.exception(
-                "no room for the draft's context of request %d; asked for again at its draft", request
+                "no room for the draft's context of request %d; trying again at its next draft", request
             )
 
     def take(self, taps: Tensor, parts: Sequence[tuple[int, int, int]], now: Collection[int] = ()) -> None:
-        """The newly committed tokens' rows of a pass's taps `[rows, taps * hidden]`, as (request, first row,
-        rows). Those of requests in `now` become context at once, together with what waits of the same
-        requests."""
-        # Where nothing was refused every row is somebody's, and waits no longer than the bound: the pass's
-        # tensor is kept as it is. Else a copy of what was kept: refused rows would stay in memory with it.
+        """Takes the newly committed tokens' rows of a pass's taps `[rows, taps * hidden]`; `parts` has them
+        as (request, first row, rows). Rows of requests in `now` become context at once, together with the
+        waiting rows of these requests."""
+        # If no row was rejected, every row belongs to a request and waits no longer than the bound, so the
+        # pass's tensor is kept as it is. Else kept rows are copied, or rejected ones would stay in memory.
         is_shared = sum(count for *_, count in parts) == taps.shape[0]
         over: list[int] = []
         for request, start, count in parts:
@@ -91,7 +91,7 @@ class ContextFeed:
             waiting.is_shared |= own is None and count < taps.shape[0]
             if waiting.rows - waiting.failed > WAITING_ROWS:
                 over.append(request)
-        # Of this pass alone: what ended requests left waits for whoever is forked from them.
+        # Only requests of this pass: rows that ended requests left wait for requests forked from these.
         over.sort(key=lambda request: -self._waiting[request].rows)
         due = {*now, *over[:FED_AT_ONCE]}
         try:
@@ -103,8 +103,8 @@ class ContextFeed:
                     waiting.failed = waiting.rows
 
     def let_go(self, running: Collection[int]) -> None:
-        """Requests that have ended, which are those not in `running`, let go of what they share with others:
-        a kept prefix may wait for its fork for long."""
+        """Copies the waiting rows of ended requests (those not in `running`) out of tensors that they share
+        with others: a kept prefix may wait long for its fork."""
         for request, waiting in self._waiting.items():
             if request in running or not waiting.is_shared:
                 continue
@@ -119,8 +119,8 @@ class ContextFeed:
         return [self.contexts[request] for request in requests]
 
     def fork(self, new: int, source: int, length: int, room: int) -> None:
-        """Gives `new` a copy of the first `length` positions of `source`'s context, and reserves `room`. What
-        waits of them goes on waiting, for both."""
+        """Gives `new` a copy of the first `length` positions of `source`'s context, and reserves `room`.
+        Waiting rows of these positions keep waiting, for both."""
         if self._draft is None:
             return
         context, waiting = self.contexts[source], self._waiting.get(source)
@@ -155,14 +155,14 @@ class ContextFeed:
         pieces = [piece for waiting in waited for piece in waiting.tensors()]
         grown = [(self.contexts[request], waiting.rows) for request, waiting in zip(due, waited, strict=True)]
         self._draft.extend(grown, pieces[0] if len(pieces) == 1 else torch.cat(pieces))
-        for request in due:  # not before: a pass that fails must leave no hole
+        for request in due:  # only now: a pass that fails must leave no hole
             del self._waiting[request]
 
 
 def _copy(pieces: Sequence[Tensor]) -> Tensor | None:
-    """Of all these rows; None where there is no memory for it, which is no reason to end a request."""
+    """A copy of all these rows; `None` if there is no memory for it, which is no reason to end a request."""
     try:
         return torch.cat(list(pieces))
     except Exception:
-        _log.exception("waiting rows cannot be copied: they keep those of other requests in memory")
+        _log.exception("waiting rows cannot be copied, so they keep those of other requests in memory")
         return None

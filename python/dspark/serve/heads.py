@@ -12,8 +12,8 @@ from dspark.draft import DSparkDraftModel, GatedMarkovHead, RNNHead, VanillaMark
 
 
 def heads_to_core(draft: DSparkDraftModel) -> dict[str, Any]:
-    """`{"markov": {...}, "confidence": {...}, "vocabulary": [...]}` of CPU tensors, each where the draft has
-    one (`HeadTensors` in the core)."""
+    """`{"markov": {...}, "confidence": {...}, "vocabulary": [...]}` with CPU tensors, each entry only if the
+    draft has it (`HeadTensors` in the core)."""
     heads = _heads(draft, _host)
     if draft.target_ids is not None:
         heads["vocabulary"] = draft.target_ids.tolist()
@@ -21,9 +21,9 @@ def heads_to_core(draft: DSparkDraftModel) -> dict[str, Any]:
 
 
 def heads_to_device(draft: DSparkDraftModel, vocabulary: int) -> dict[str, Any]:
-    """The same of tensors of the draft's device (`DeviceHeadTensors` in the core). `vocabulary` is the size
-    of the target's; a reduced one is `{"tokens", "column"}`: the token of each column, and the column of each
-    token or -1, as int32. All of it is there when this returns."""
+    """The same with tensors on the draft's device (`DeviceHeadTensors` in the core). `vocabulary` is the size
+    of the target's; a reduced one becomes `{"tokens", "column"}`: the token of each column, and the column of
+    each token or -1, as int32. All of it is ready when this returns."""
     heads = _heads(draft, _in_place)
     if draft.target_ids is not None:
         tokens = draft.target_ids

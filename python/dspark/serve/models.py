@@ -47,11 +47,11 @@ class Models:
     kernels: Choice = field(default_factory=lambda: Choice(None, "nobody chose"))
     """The CUDA kernels of the models' device."""
     roles: Mapping[str, str] = field(default_factory=dict)
-    """Who does what kernels could do, and why, by role; the draft's own as "draft ..."."""
+    """For each role that kernels could have: what does it, and why; the draft's own roles as "draft ..."."""
     position_bytes: int = 0
-    """Bytes of a position in the caches, target's and draft's; 0 where the target does not know."""
+    """Bytes of a position in the caches of target and draft; 0 if the target does not know."""
     state_bytes: int = 0
-    """Bytes that each of the target's caches takes whatever its length, and again for its mark."""
+    """Bytes that each of the target's caches takes whatever its length; its mark takes as many again."""
 
     @classmethod
     def load(
@@ -119,7 +119,7 @@ class Models:
 
     @property
     def window(self) -> int:
-        """Positions that the target was made for."""
+        """The target's context window, in positions."""
         return self.target.config.max_position_embeddings
 
     @property
@@ -174,7 +174,7 @@ class Models:
         return Runner(self.target, self.draft, self._sampler())
 
     def _sampler(self) -> Sampler | None:
-        """What decides on the models' device, if kernels do."""
+        """What makes the decisions on the models' device, if kernels do."""
         if self.kernels.kernels is None or not self.roles.get("sampling", "").startswith("kernel"):
             return None
         heads = {} if self.draft is None else heads_to_device(self.draft, self.target.config.vocab_size)
@@ -185,7 +185,7 @@ class Models:
         return {} if self.draft is None else heads_to_core(self.draft)
 
     def _attention(self) -> str:
-        """What attends in the target, and on how many threads."""
+        """What computes the target's attention, and on how many threads."""
         if self.target.runs_through != OURS:
             return f"that of {self.target.runs_through}"
         if self.target.device.type != "cpu":
@@ -198,18 +198,18 @@ class Models:
     def _decisions(self) -> str:
         """Who chooses tokens, and where."""
         if self.roles.get("sampling", "").startswith("kernel"):
-            return "the kernels where the logits lie, and Rust on the CPU for what they do not serve"
+            return "the kernels, where the logits are, and Rust on the CPU for what they do not serve"
         if self.target.device.type == "cpu":
             return "Rust on the CPU, reading logits in place"
         return "Rust on the CPU, logits copied to the host"
 
     def _kernels(self) -> dict[str, str]:
-        """What the CUDA kernels are compiled for, and who does what they could do."""
+        """What the CUDA kernels are compiled for, and what does the work of each role."""
         core, reason = self.kernels.kernels, self.kernels.reason
         where = (
             f"none: {reason}" if core is None else f"{core.architecture} by NVRTC {core.nvrtc}: {core.name}"
         )
-        nobody = f"no kernels: {reason}" if core is None else "this model has no place for kernels"
+        nobody = f"no kernels: {reason}" if core is None else "this model does not use kernels"
         return {"compiled for": where, **dict.fromkeys(ROLES, nobody), **self.roles}
 
     def info(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class Models:
 
 def _cache_bytes(target: Target, draft: DSparkDraftModel | None) -> tuple[int, int]:
     """`position_bytes` and `state_bytes` of `Models`."""
-    cache: TargetCache = target.new_cache()  # once: a hybrid's empty cache is its whole recurrent state
+    cache: TargetCache = target.new_cache()  # only one: even empty, a hybrid's has its whole recurrent state
     own = 0 if draft is None else draft.new_context().position_bytes
     return cache.position_bytes + own if cache.position_bytes else 0, cache.state_bytes
 

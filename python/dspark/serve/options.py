@@ -29,26 +29,26 @@ _WHOLE = (
 )
 
 MOST_LAG = 1000
-"""Rounds of which the budget may be taken: every one between is remembered."""
+"""The largest `budget_lag`, in rounds: all rounds of the lag are remembered."""
 
 PAGE = 16
-"""Positions of a page of the caches."""
+"""Positions in a page of the caches."""
 
 DEFAULT_KV_TOKENS = 1 << 17
-"""Cache positions over all requests where nothing is said, at most: more than a CPU can serve at once."""
+"""Default for cache positions over all requests if memory allows: more than a CPU can serve at once."""
 
 SHARE = {"cpu": 0.25, "cuda": 0.5}
-"""Of the memory that is free once the models are loaded, for the caches where nothing is said: prefixes of
-finished requests are kept until others need the room, so all of it is filled in time."""
+"""Default share for the caches of the memory that is free once the models are loaded: prefixes of finished
+requests are kept until others need the room, so all of it fills up over time."""
 
 STATES = 4
 """Copies of a target's recurrent states for each request that may run at once: its own and its mark's, and
-those of one kept prefix (the core keeps no more of these)."""
+both again for one kept prefix (the core keeps no more prefixes than requests may run)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What `DSparkDecoder.from_pretrained` was asked for beside the models."""
+    """The options of `DSparkDecoder.from_pretrained` other than the models."""
 
     policy: str = "throughput"
     confidence_threshold: float | None = None
@@ -65,7 +65,7 @@ class Options:
     max_queue_size: int = 1024
 
     def __post_init__(self) -> None:
-        """Refuses what no model could make right; raises `ConfigError`."""
+        """Raises `ConfigError` for options that are wrong whatever the models are."""
         for name in _WHOLE:
             value = getattr(self, name)
             if value is None:
@@ -73,7 +73,7 @@ class Options:
             is_whole = isinstance(value, Integral) and not isinstance(value, bool)
             if not is_whole or not 1 <= value < 2**31:
                 raise ConfigError(f"{name} must be a whole number from 1 to 2^31 - 1, not {shown(value)}")
-            object.__setattr__(self, name, int(value))  # numpy's is none for JSON
+            object.__setattr__(self, name, int(value))  # JSON cannot encode numpy integers
         if (self.budget_lag or 0) > MOST_LAG:
             raise ConfigError(f"budget_lag is {self.budget_lag} rounds; expected at most {MOST_LAG}")
         if self.acceptance not in RULES:
@@ -92,22 +92,22 @@ class Options:
                 )
         elif threshold is not None:
             raise ConfigError(
-                f'confidence_threshold is for policy "threshold", and the policy is "{self.policy}"'
+                f'confidence_threshold is for policy "threshold", but the policy is "{self.policy}"'
             )
         for name in ("cost_table", "budget_lag"):
             if getattr(self, name) is not None and self.policy != "throughput":
-                raise ConfigError(f'{name} is for policy "throughput", and the policy is "{self.policy}"')
+                raise ConfigError(f'{name} is for policy "throughput", but the policy is "{self.policy}"')
 
     def window(self, models: Models) -> int:
-        """Positions of one request at most."""
+        """The most positions of one request."""
         return models.window if self.max_model_len is None else self.max_model_len
 
     def kv_tokens(self, models: Models) -> int:
-        """Positions of all running requests and kept prefixes at most.
+        """The most positions of all running requests and kept prefixes.
 
         By default `DEFAULT_KV_TOKENS`, or two windows if that is more, but not more than fits into a share of
-        the memory that is free, less what recurrent states may take; one request of the whole window fits in
-        any case.
+        the memory that is free once room for recurrent states is subtracted; one request of the whole window
+        always fits.
         """
         if self.max_kv_tokens is not None:
             return self.max_kv_tokens
@@ -125,7 +125,7 @@ class Options:
         costs: _core.CostTable | None,
         calibrations: Sequence[tuple[tuple[float, int, float, float] | None, _core.Calibration]] = (),
     ) -> _core.Engine:
-        """The Rust engine; raises `ConfigError` for what does not fit.
+        """The Rust engine; raises `ConfigError` for options that do not fit the models.
 
         `costs` is what the throughput policy plans by (`dspark.serve.costs.obtain`); without a draft there is
         nothing to plan. `calibrations` are by sampling regime (`dspark.serve.calibration.in_force`).
@@ -136,7 +136,7 @@ class Options:
             )
         if self.policy == "threshold" and models.draft is not None and not models.has_confidence:
             raise ConfigError(
-                'policy "threshold" needs a draft with a confidence head, and this one has none'
+                'policy "threshold" needs a draft with a confidence head, but this one has none'
             )
         return _core.Engine(
             models.runner(),

@@ -40,8 +40,8 @@ class Submission:
     ) -> Handle:
         """Submits the request.
 
-        `notify` is called on the engine's thread when there is something to fetch; without `streams` that is
-        the end alone. Raises `QueueFullError`, or `CapacityError` for what can never run.
+        `notify` is called on the engine's thread when there is something to fetch; without `streams`, only at
+        the end. Raises `QueueFullError`, or `CapacityError` for a request that can never run.
         """
         ticket = engine.core.submit(
             list(self.prompt),
@@ -92,7 +92,7 @@ class Handle:
         self._tokens: list[int] = []
         self._text: list[str] = []
         self._logprobs: list[dict[int, float]] = []
-        # With stop strings the core decides where the text ends and sends it; else it is made here.
+        # With stop strings the core decides where the text ends and sends it; else it is decoded here.
         self._detokenizer = None if submission.params.stop_strings else submission._detokenizer()
 
     def cancel(self) -> None:
@@ -108,16 +108,16 @@ class Handle:
             self.cancel()
             raise
         if piece.result is None:
-            raise DSparkError("the engine gave an update without the end that it promised")
+            raise DSparkError("the engine reported the end of the request, but gave no result")
         return piece.result
 
     def wait(self) -> StreamPiece:
-        """Waits for what the next round brings."""
+        """Waits for the tokens of the next round."""
         self._engine.check_process()
         return self._take(self._ticket.wait())
 
     def poll(self) -> StreamPiece | None:
-        """What has arrived and was not fetched before."""
+        """What has arrived since the last fetch; `None` if nothing has."""
         update = self._ticket.poll()
         return None if update is None else self._take(update)
 

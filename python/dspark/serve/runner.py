@@ -20,9 +20,9 @@ _log = logging.getLogger("dspark")
 class Runner:
     """Target, draft and their caches by request id.
 
-    Logits leave with unit column stride where they are: `sampler`, if there is one, decides there; the core
-    reads those of the CPU in place and copies others to the host. The engine calls it from one thread under
-    `torch.inference_mode`.
+    Logits are returned where they are, with unit column stride: `sampler`, if there is one, decides there;
+    else the core reads logits on the CPU in place and copies others to the host. The engine calls the runner
+    from one thread under `torch.inference_mode`.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Runner:
         self.draft_model = draft
         self.can_fork = target.unforkable is None
         self.forks_at_parts = target.forks_at_parts
-        # A GPU's pass over one short prompt costs what one over many costs; a CPU's costs what its rows do.
+        # On a GPU, a pass over one short prompt costs as much as over many; on a CPU, cost grows with rows.
         self.packs_prompts = target.device.type == "cuda"
         self.taps: Sequence[int] = draft.config.target_layer_ids if draft is not None else ()
         self.needs_hidden = draft is not None and (
@@ -50,7 +50,7 @@ class Runner:
     def reserve(self, ids: list[int], positions: list[int]) -> None:
         """Gives the caches of each request, target's and draft's, room for that many positions and no more.
 
-        For a request that is not known yet the number is kept until `prefill` or `fork` makes it known, so
+        For a request that is not known yet, the number is stored until `prefill` or `fork` makes it known, so
         that a fork is allocated once, at its full size.
         """
         for request, count in zip(ids, positions, strict=True):
@@ -64,14 +64,14 @@ class Runner:
     def fork(self, new: int, source: int, length: int, drafts: bool) -> int:
         """Makes `new` known with copies of the first positions of `source`'s caches.
 
-        Only what is committed is copied, and `source` stays as it is.
+        Only committed positions are copied, and `source` stays as it is.
 
         Args:
             drafts: whether `new` gets a draft context too.
 
         Returns:
-            How many positions it took, at most `length`; 0 if none can be taken, or if there is no room for
-            the draft's context, and then `new` stays unknown.
+            How many positions were copied, at most `length`. 0 if none can be copied or there is no room for
+            the draft's context; then `new` stays unknown.
 
         Raises:
             ConfigError: `source` is unknown, or `new` is known already.
@@ -89,7 +89,7 @@ class Runner:
         if drafts:
             try:
                 self._feed.fork(new, source, cache.length, room)
-            except Exception:  # the draft's own trouble: the prompt can go through the target instead
+            except Exception:  # it concerns the draft alone: the prompt can go through the target instead
                 _log.exception("request %d cannot take over the draft's context of request %d", new, source)
                 return 0
         self._caches[new] = cache
@@ -99,8 +99,8 @@ class Runner:
     def prefill(self, ids: list[int], parts: list[list[int]], drafts: list[bool]) -> Tensor:
         """Runs the next part of each prompt; returns logits `[requests, vocabulary]` of their last tokens.
 
-        A request is known from its first part on, or from a fork. Only requests that draft get a draft
-        context. Nothing is kept of any part if one of them fails.
+        A request becomes known with its first part, or by a fork. Only requests that draft get a draft
+        context. If one part fails, nothing is kept of any of them.
         """
         for request, drafting in zip(ids, drafts, strict=True):
             if request not in self._caches:
@@ -122,7 +122,7 @@ class Runner:
     def _begin(self, request: int, drafting: bool) -> None:
         cache, positions = self.target.new_cache(), self._reserved.get(request, 0)
         if positions > 0:
-            cache.reserve(positions)  # where this fails the request stays unknown
+            cache.reserve(positions)  # if this fails, the request stays unknown
         self._caches[request] = cache
         self._reserved.pop(request, None)
         if drafting and self.draft_model is not None:
@@ -133,8 +133,8 @@ class Runner:
     def _prefill(
         self, prompts: Sequence[tuple[int, list[int]]]
     ) -> tuple[Tensor, Tensor | None, list[tuple[int, int, int]]]:
-        """One pass over parts of prompts: logits of the last token of each, the taps of all, and whose they
-        are, as `ContextFeed.take` wants it."""
+        """One pass over parts of prompts: logits of the last token of each, the taps of all tokens, and which
+        requests these belong to, as `ContextFeed.take` expects it."""
         segments: list[tuple[TargetCache, int]] = []
         tokens: list[int] = []
         shares: list[tuple[int, int, int]] = []
@@ -150,8 +150,8 @@ class Runner:
         return logits, taps, shares
 
     def feed(self, ids: list[int]) -> None:
-        """Gives the contexts of requests that are about to draft what prompts and rounds without a draft put
-        off."""
+        """Brings the contexts of requests that are about to draft up to date, with the rows that prompts and
+        rounds without a draft left waiting."""
         self._feed.complete(ids)
         self._wait()
 
@@ -186,8 +186,8 @@ class Runner:
             self._caches[request].advance(n)
         for request, _ in self._verified:
             if request not in keep and (cache := self._caches.get(request)) is not None:
-                cache.advance(0)  # it ended, and its caches are kept: nothing of its last pass stays
-        # Also those that left between two passes.
+                cache.advance(0)  # it has ended and its caches are kept, without rows of its last pass
+        # Also for requests that ended between two passes.
         self._feed.let_go(keep)
         taps, self._verified_taps = self._verified_taps, None
         drafted, self._drafted = self._drafted, set()
@@ -210,9 +210,9 @@ class Runner:
             self._verified_taps = None
 
     def _wait(self) -> None:
-        """Until a GPU has done what it was asked. Calls return before that, and the engine, which times them,
-        would charge prompts to the round behind them and a draft pass to its chain. Verify passes end with a
-        decision."""
+        """Waits until a GPU has finished. Calls return before that, and the engine, which times them, would
+        charge prompts to the round after them and a draft pass to its chain. Verify passes need no wait: the
+        decisions that follow wait for them."""
         if self.target.device.type == "cuda":
             torch.cuda.current_stream(self.target.device).synchronize()
 

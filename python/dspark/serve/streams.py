@@ -1,8 +1,8 @@
 """Streams: a request's pieces as they come, for threads and for event loops.
 
-Iterators of their own instead of generators: a generator that was never begun runs no `finally` when it is
-closed, and one on an event loop is finalised by that loop, which may be closed by then. These cancel their
-request when they are closed and, because the ticket they hold does, as soon as nobody holds them.
+These are iterator classes, not generators: a generator that was never started runs no `finally` when it is
+closed, and an asynchronous one is finalised by its event loop, which may be closed by then. These cancel
+their request when they are closed and, because the ticket that they hold does so, when they are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from dspark.serve.request import Submission
 class PieceStream(Iterator[StreamPiece]):
     """One piece per round; the last one has the result. Closing or dropping the stream cancels the request.
 
-    Raises what made the request fail. Any thread may close it; of several that read, each piece goes to one.
+    Raises the error that made the request fail. Any thread may close it; if several read, each piece goes to
+    one of them.
     """
 
     def __init__(self, engine: EngineThread, submission: Submission) -> None:
@@ -49,7 +50,7 @@ class PieceStream(Iterator[StreamPiece]):
 
 
 class AsyncPieceStream(AsyncIterator[StreamPiece]):
-    """`PieceStream` on the event loop that it was made on.
+    """`PieceStream` for asyncio, on the event loop that it was made on.
 
     A task that is cancelled while it waits for a piece cancels the request too, and so does closing the loop.
     """

@@ -1,4 +1,4 @@
-"""A request's way from what its caller gave to what the engine takes."""
+"""Turns what a caller gives into a request that the engine takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def submission(
 
     Raises:
         CapacityError: the prompt is longer than the context window.
-        RequestError: the prompt, or parameters that do not fit these models.
+        RequestError: the prompt is not valid, or the parameters do not fit these models.
     """
     params = (params or DEFAULT).with_defaults(models.generation_config)
     params.check_vocabulary(models.target.config.vocab_size)
@@ -31,7 +31,7 @@ def submission(
     tokens = models.tokens(prompt)
     _check_length(tokens, window)
     if params.stop_strings and models.tokenizer is None:
-        raise RequestError("stop strings need the target's tokenizer, and it has none: use stop_token_ids")
+        raise RequestError("stop strings need a tokenizer, but the target has none: use stop_token_ids")
     room = window - len(tokens)
     if params.max_tokens is None:
         most = _most(len(tokens), room, options.kv_tokens(models))
@@ -40,7 +40,7 @@ def submission(
     return Submission(
         prompt=tokens,
         params=params,
-        seed=secrets.randbits(64) if params.seed is None else int(params.seed),  # JSON has no numpy
+        seed=secrets.randbits(64) if params.seed is None else int(params.seed),  # not numpy's, for JSON
         sample=0,
         max_tokens=most,
         end_ids=() if params.ignore_eos else models.end_token_ids,
@@ -52,10 +52,10 @@ def submission(
 
 def _check_length(tokens: Any, window: int) -> None:
     if isinstance(tokens, Sequence) and len(tokens) > window:
-        raise CapacityError(f"the prompt has {len(tokens)} tokens, the context window {window}")
+        raise CapacityError(f"the prompt has {len(tokens)} tokens, but the context window holds {window}")
 
 
 def _most(prompt: int, room: int, kv_tokens: int) -> int:
-    """Tokens of a request that asks for as many as there is room for: in the window, and in caches that are
-    smaller. One whose prompt alone fills these is left to be refused."""
+    """`max_tokens` of a request that sets none: as many as fit into the window, and into the caches if these
+    are smaller. If the prompt alone fills the caches, the engine will refuse the request."""
     return max(1, min(room, kv_tokens // PAGE * PAGE - prompt)) if room else 0

@@ -15,10 +15,10 @@ from dspark.serve.request import Handle, Submission
 def run_together(
     engine: EngineThread, jobs: Iterable[Submission | GenerationResult], *, raises: bool = False
 ) -> list[GenerationResult]:
-    """The results of `jobs` in their order; a job that is a result already stays what it is.
+    """The results of `jobs` in their order; a job that is a result already is returned as it is.
 
-    What the engine's queue has no room for waits here until one of this call's own requests has ended. If
-    none of them is left to wait for, the job fails with `QueueFullError`: the queue is full of others'
+    Jobs that the engine's queue has no room for wait here until one of this call's own requests has ended. If
+    none of these is left to wait for, the job fails with `QueueFullError`: the queue is full of others'
     requests, and nothing says when they end. A failure to submit becomes a result; with `raises` it cancels
     the call and is raised. Interrupting the call cancels its requests.
     """

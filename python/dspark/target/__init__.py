@@ -1,5 +1,5 @@
-"""Targets: the models whose distribution the output follows. Names are imported when used (config without
-torch)."""
+"""Targets: the models whose distribution the output follows. Names are imported when used, so reading configs
+needs no torch."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ class KVCache(KVStore):
 
     @property
     def state_bytes(self) -> int:
-        """None: there are only positions."""
+        """Zero: all memory goes by positions."""
         return 0
 
     def mark(self) -> None:
-        """Nothing to remember: it can be forked at any length."""
+        """Does nothing: the cache can be forked at any length."""

@@ -12,7 +12,7 @@ from dspark.errors import CheckpointError
 from dspark.target.families import architecture_of, family_of
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
-"""What is supported, and the `model_type` that each one has."""
+"""The supported architectures, each with its `model_type`."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class AttentionSizes(TypedDict):
 
 
 QWEN3_HEAD_DIM = 128
-"""What a Qwen3 config without `head_dim` means."""
+"""The head size of a Qwen3 config without `head_dim`."""
 
 
 def attention_sizes(config: ConfigFile, head_dim: int | None = None) -> AttentionSizes:

@@ -41,7 +41,7 @@ def load_dense(
     element = resolve_dtype(dtype, weights, names)
     warn_if_untrained(weights, names)
     reader = ParameterReader(model, weights, names, torch.device(device), element, progress)
-    reader.vectors()  # norms are needed first, embeddings tell device and dtype
+    reader.vectors()  # norms are needed first, and embeddings determine device and dtype
     reader.fill("model.embed_tokens.")
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
@@ -51,7 +51,7 @@ def load_dense(
 def describe_dense(config: ConfigFile, weights: WeightFiles) -> Description:
     """
     Raises:
-        CheckpointError: the target could not be loaded either.
+        CheckpointError: the target cannot be loaded.
     """
     read = TargetConfig.from_file(config)
     names = target_shapes(read, weights)

@@ -1,5 +1,5 @@
-"""Which code loads and describes which architecture. Read without torch: code is named, and imported when
-used."""
+"""The code that loads and describes each architecture. It is named here and imported when used, so this table
+needs no torch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What `inspect` tells about a target."""
+    """What `inspect` reports about a target."""
 
     facts: dict[str, Any]
     """Architecture and sizes, ready for JSON."""
@@ -99,7 +99,7 @@ ADAPTER = Family(
     reader="dspark.target.adapter.describe:read_adapted",
     describer="dspark.target.adapter.describe:describe_adapted",
 )
-"""Takes the architectures that no other family does, where transformers is installed and knows them."""
+"""Loads the architectures that no other family loads, where transformers is installed and knows them."""
 
 
 def supported_architectures() -> list[str]:
@@ -138,7 +138,7 @@ def family_of(config: ConfigFile) -> Family:
 
 
 def unsupported(config: ConfigFile) -> str:
-    """The sentence about an architecture that no family of ours loads."""
+    """The error message for an architecture that no family of ours loads."""
     seen = config.architectures()
     found = ", ".join(seen) if seen else f"none, model_type {config.raw('model_type')!r}"
     return (
@@ -148,7 +148,7 @@ def unsupported(config: ConfigFile) -> str:
 
 
 def architecture_of(config: ConfigFile, family: Family) -> str:
-    """The architecture that `config` names, or that its `model_type` means."""
+    """The architecture that `config` names or its `model_type` implies."""
     seen = config.architectures()
     if seen:
         return seen[0]

@@ -1,4 +1,4 @@
-"""Loading a target from a checkpoint directory: its architecture says which code."""
+"""Loading a target from a checkpoint directory, by the code for its architecture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load_target(
 
     Args:
         path: directory with config.json and safetensors weights, single or sharded.
-        dtype: "auto" keeps the checkpoint's, and says so where a CPU multiplies it slowly.
+        dtype: "auto" keeps the checkpoint's. A warning is logged where a CPU multiplies the dtype slowly.
         progress: called with bytes read so far and in all.
 
     Raises:
@@ -42,7 +42,7 @@ def load_target(
 
 
 def read_target_config(directory: Path) -> TargetSizes:
-    """The configuration of the target there, as `load_target` would give it; no weights are read.
+    """The configuration of the target in `directory`, as `load_target` would give it; no weights are read.
 
     Raises:
         CheckpointError: as `load_target`.

@@ -79,8 +79,8 @@ class TargetModel(OwnTarget, nn.Module):
     def freeze(self, fill: Callable[[str], None] = lambda prefix: None) -> TargetModel:
         """Prepares for inference and drops the separate weights: no training or saving afterwards.
 
-        `fill` is called with the start of parameter names before these are needed, so that a checkpoint can
-        be read while it is frozen. Embeddings and norms are needed before.
+        `fill` is called with a prefix of parameter names before those parameters are needed, so that a
+        checkpoint can be read while the model is frozen. Embeddings and norms must be filled before the call.
         """
         if self._frozen is None:
             with torch.inference_mode():
@@ -90,7 +90,7 @@ class TargetModel(OwnTarget, nn.Module):
         return self
 
     def use_kernels(self, choice: Choice) -> dict[str, str]:
-        """Lets passes use CUDA kernels from now on; returns who does what, by role."""
+        """Lets passes use CUDA kernels from now on; returns what computes each role."""
         self._kernel = attention_kernel(choice, self.dtype, [self.config.head_dim])
         return {"attention": self._kernel.how}
 
@@ -117,12 +117,12 @@ class TargetModel(OwnTarget, nn.Module):
             token_ids: `[rows]`, int64.
             segments: (cache, n > 0) of each request; the n add up to rows.
             taps: layers whose outputs are wanted; -1 is the embeddings.
-            logits: "all" rows, or the "last" row of each segment; "hidden": all rows' normed hidden states
-                in their place.
+            logits: "all" rows, or the "last" row of each segment; "hidden" gives all rows' normed hidden
+                states instead.
 
         Returns:
-            Logits `[rows or segments, vocabulary]`, and the taps side by side, `[rows, taps * hidden]`, or
-            None.
+            Logits `[rows or segments, vocabulary]`, and the taps side by side, `[rows, taps * hidden]` (None
+            without taps).
         """
         check_pass(token_ids, segments, logits)
         rows = self._rotary_table().spans([(cache.length, cache.length + n) for cache, n in segments])
@@ -161,7 +161,7 @@ class TargetModel(OwnTarget, nn.Module):
 
 
 class _Frozen:
-    """What a frozen target runs on. The embeddings stay a parameter: a draft may share them."""
+    """The parts that a frozen target runs on. The embeddings stay a parameter: a draft may share them."""
 
     __slots__ = ("embedding", "head", "layers", "norm")
 

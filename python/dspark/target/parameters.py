@@ -16,7 +16,7 @@ LAYERS = "model.layers."
 def target_shapes(config: TargetConfig, weights: WeightFiles) -> dict[str, Shape]:
     """
     Raises:
-        CheckpointError: the config says that the output head is not tied, and there is none; or a layer holds
+        CheckpointError: the config says that the output head is untied, but none is stored; or a layer holds
             a tensor that the config has no place for.
     """
     table = (config.vocab_size, config.hidden_size)

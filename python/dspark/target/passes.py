@@ -1,4 +1,4 @@
-"""What every target's pass checks of its inputs and does with its taps."""
+"""Checks of inputs and handling of taps that every target's pass shares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMBEDDINGS_TAP = -1
 def check_pass(token_ids: Tensor, segments: Sequence[tuple[Any, int]], logits: str) -> None:
     """
     Raises:
-        ConfigError: token ids that are not one row for each of the segments' rows, or an unknown `logits`.
+        ConfigError: the token ids are not one for each row of the segments, or `logits` is unknown.
     """
     rows = sum(n for _, n in segments)
     if token_ids.dim() != 1 or token_ids.shape[0] != rows or any(n < 1 for _, n in segments):

@@ -12,7 +12,7 @@ from torch import Tensor
 from dspark.kernels import Choice
 
 OURS = "dspark"
-"""What the passes of our own models run through."""
+"""The value of `runs_through` of our own models."""
 
 
 class TargetSizes(Protocol):
@@ -43,26 +43,25 @@ class TargetCache(Protocol):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of memory that it takes whatever its length, and once more for a mark: recurrent states."""
+        """Bytes of recurrent states, whatever the length; a mark takes as many again."""
 
     def advance(self, count: int) -> None:
         """Keeps the first `count` rows (0 up to all) of the last pass and forgets the others.
 
-        Afterwards everything in the cache equals, up to rounding, that of a run which saw only the kept
-        tokens. A pass that is not followed by this call leaves no trace either: the next pass starts from
-        the committed tokens again.
+        Afterwards the cache equals, up to rounding, one that saw only the kept tokens. A pass that is not
+        followed by this call leaves no trace either: the next pass starts from the committed tokens again.
         """
 
     def reserve(self, positions: int) -> None:
-        """Makes room for `positions` positions, the rows of a pass included, and for no more than these.
+        """Makes room for `positions` positions and no more, the rows of a pass included.
 
         From then on a pass that needs more raises `CapacityError`. Without this call a cache grows as
         needed.
         """
 
     def mark(self) -> None:
-        """Remembers the committed tokens as a place to fork at, in place of the one before. Only caches of
-        targets that fork at parts need it."""
+        """Marks the end of the committed tokens as a place to fork at, replacing the previous mark. Only
+        caches of targets with `forks_at_parts` need it."""
 
     def fork(self, length: int, room: int = 0) -> Self | None:
         """A new cache that holds the first `length` committed tokens, or as many of them as possible.
@@ -103,18 +102,18 @@ class Target(Protocol):
 
     @property
     def runs_through(self) -> str:
-        """Whose code computes: `OURS`, or that of a library, in words."""
+        """Whose code computes the passes: `OURS`, or a library, described in words."""
 
     @property
     def unforkable(self) -> str | None:
-        """Why copies of its caches are not exact, so that prefixes cannot be reused; None if they are."""
+        """Why copies of its caches are inexact, so that prefixes cannot be reused; None if they are exact."""
 
     @property
     def refuses_to_lend(self) -> Mapping[str, str]:
         """What a draft cannot take from this target ("embeddings", "output head"), and why."""
 
     def use_kernels(self, choice: Choice) -> dict[str, str]:
-        """Lets passes use CUDA kernels from now on; returns who does what, by role."""
+        """Lets passes use CUDA kernels from now on; returns what computes each role."""
 
     def new_cache(self) -> Any:
         """An empty `TargetCache` for one request; only the target that made it looks inside."""
@@ -141,17 +140,17 @@ class Target(Protocol):
             token_ids: `[rows]`, int64.
             segments: (cache, n > 0) of each request; the n add up to rows.
             taps: layers whose outputs are wanted; -1 is the embeddings.
-            logits: "all" rows, or the "last" row of each segment; "hidden": in their place all rows' normed
-                hidden states `[rows, hidden]`, of which `project` makes logits.
+            logits: "all" rows, or the "last" row of each segment; "hidden" gives all rows' normed hidden
+                states `[rows, hidden]` instead, which `project` turns into logits.
 
         Returns:
-            Logits `[rows or segments, vocabulary]`, and the taps side by side, `[rows, taps * hidden]`, or
-            None.
+            Logits `[rows or segments, vocabulary]`, and the taps side by side, `[rows, taps * hidden]` (None
+            without taps).
         """
 
 
 class OwnTarget:
-    """What is the same of all targets whose passes are ours."""
+    """The members that all targets with passes of our own share."""
 
     forks_at_parts = False
     runs_through = OURS
@@ -160,7 +159,7 @@ class OwnTarget:
 
     @property
     def embedding_weight(self) -> Tensor:
-        """`[vocabulary, hidden]`, as stored; where it is, each model knows."""
+        """`[vocabulary, hidden]`, as stored; each model overrides this."""
         raise NotImplementedError
 
     @property

@@ -1,8 +1,8 @@
 """Chat templates: from a list of messages to the text that the model was trained to continue.
 
-A template is code that came with a checkpoint, so it runs in jinja2's sandbox. What templates in the
-wild rely on is what transformers gives them: block trimming, `break` and `continue`, `raise_exception`,
-`strftime_now`, a `tojson` that leaves `<` alone, and `{% generation %}` marks, which mean nothing here.
+A template is code that came with a checkpoint, so it runs in jinja2's sandbox. Templates rely on what
+transformers gives them: block trimming, `break` and `continue`, `raise_exception`, `strftime_now`, a
+`tojson` that leaves `<` alone, and `{% generation %}` marks, which mean nothing here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _THE_RENDERERS = (
     "tokenizer_kwargs",
     "truncation",
 )
-"""What transformers' `apply_chat_template` keeps for itself, beside `return_...`: no template reads these."""
+"""Keywords that transformers' `apply_chat_template` keeps for itself, as it does `return_...`: no template
+reads these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class ChatTemplates:
         return not self._sources
 
     def with_options(self, options: Mapping[str, Any]) -> ChatTemplates:
-        """The same, rendered with these of the template's own keywords unless `render` is given others;
-        RequestError if there are some, and no template to give them to."""
+        """The same templates with these defaults for their own keywords, which those of `render` override;
+        RequestError if there are options but no template."""
         if options and self.is_empty:
             raise RequestError(f"{self._origin} has no chat template to give {', '.join(options)} to")
         _check_variables(options)
@@ -111,7 +112,7 @@ class ChatTemplates:
             ) from error
 
     def _compile(self, source: str) -> _Compiled:
-        # Once: a chat is rendered in a fraction of the time.
+        # Compiled once: rendering a chat takes a fraction of the time.
         if source not in self._compiled:
             variables = meta.find_undeclared_variables(self._environment.parse(source))
             template = self._environment.from_string(source)
@@ -125,7 +126,7 @@ class ChatTemplates:
             return self._sources["default"]
         if self._sources:
             raise RequestError(
-                f"{self._origin} has the chat templates {sorted(self._sources)} and no default one"
+                f"{self._origin} has the chat templates {sorted(self._sources)}, but no default one"
             )
         raise RequestError(f"{self._origin} has no chat template; give a plain prompt instead")
 
@@ -147,7 +148,7 @@ def _listed(value: object, path: Path) -> dict[str, str]:
         return {str(entry["name"]): str(entry["template"]) for entry in value}  # type: ignore[attr-defined]
     except (TypeError, KeyError) as error:
         raise CheckpointError(
-            f"{path}: chat_template is neither a text nor a list of named templates"
+            f"{path}: chat_template must be a string or a list of named templates"
         ) from error
 
 
@@ -155,8 +156,8 @@ def _check_variables(variables: Mapping[str, Any]) -> None:
     for name in variables:
         if name in _THE_RENDERERS or name.startswith("return_"):
             raise RequestError(
-                f"{name} is a keyword of transformers' renderer and none of chat templates, and dspark "
-                "renders whole chats to token ids only"
+                f"{name} is a keyword of transformers' renderer, not of a chat template; dspark only renders "
+                "whole chats to token ids"
             )
 
 

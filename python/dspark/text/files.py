@@ -11,12 +11,12 @@ from dspark.errors import CheckpointError, shown
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, empty where there is no such file; else CheckpointError."""
+    """The JSON object in `path`, empty if there is no such file; CheckpointError for anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:  # the last of one nested too deeply
+    except (OSError, ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, expected a JSON object")

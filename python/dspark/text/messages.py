@@ -8,7 +8,7 @@ from typing import Any
 
 from dspark.errors import RequestError, shown
 
-# Kinds of message parts that need an encoder which a text model has not.
+# Kinds of message parts that need an encoder, which a text model lacks.
 _OTHER_MEDIA = (
     "image",
     "image_url",
@@ -22,7 +22,7 @@ _OTHER_MEDIA = (
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raises `RequestError` for what is no chat, or none of text alone."""
+    """Raises `RequestError` unless `messages` is a chat of text alone."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise RequestError(
             "a chat is a list of at least one message, each like {'role': 'user', 'content': '...'}"
@@ -39,10 +39,10 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def without_nulls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages without their keys that are `None`, as transformers gives them to templates.
+    """The messages without keys whose value is `None`, as transformers gives them to templates.
 
-    Clients send `content: null` beside tool calls, and `tool_calls: null`. Templates print the one as "None"
-    and stumble over the other, while all of them are made for keys that are missing.
+    Clients send `content: null` beside tool calls, and `tool_calls: null`. Templates print the former as
+    "None" and fail on the latter, while all of them handle missing keys.
     """
     return [{key: value for key, value in message.items() if value is not None} for message in messages]
 

@@ -8,7 +8,7 @@ One exception: ByteFallback decoders (`<0x0A>` tokens, as in Llama 2) make U+FFF
 such tokens if any byte of it is wrong, which is known only when the run is over. A stop string or a reader
 cannot wait for that. Here a character of such a run is shown with its last byte, whatever follows, and only
 the bytes that belong to no character become U+FFFD, one each. The texts differ only where a run is not valid
-UTF-8, and there this one has more characters.
+UTF-8; there, the text of this module has more characters.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TextStream:
         return self._pieces.push([token for token in shown if token is not None])
 
     def flush(self) -> str:
-        """What was held back, an unfinished character as U+FFFD. The stream is at its end then."""
+        """What was held back, an unfinished character as U+FFFD. This ends the stream."""
         return self._pieces.flush()
 
 
@@ -80,9 +80,9 @@ class _WindowPieces:
         self._decoder = backend.decoder
         self._runs = _ByteRuns() if byte_runs else None
         self._byte_level = byte_level
-        self._shown: list[str] = []  # context: the last tokens whose text is out
+        self._shown: list[str] = []  # context: the last tokens whose text was returned
         self._held: list[str] = []
-        self._look_at = 0  # number of held tokens below which it is no use to decode them
+        self._look_at = 0  # number of held tokens below which decoding them is useless
         self._before = ""  # text of `_shown`
 
     def push(self, tokens: list[str]) -> str:
@@ -100,8 +100,8 @@ class _WindowPieces:
     def _show(self, final: bool) -> str:
         text = self._decode(self._shown + self._held)
         if not final and self._byte_level and text.endswith("\ufffd"):
-            # No character has more than four bytes: a longer wait is for broken text, and looking at it again
-            # after every token would take quadratic time.
+            # No character has more than four bytes: with more tokens held, the text is broken, and decoding
+            # it again after every token would take quadratic time.
             self._look_at = len(self._held) + 1 if len(self._held) < 4 else 2 * len(self._held)
             return ""
         piece = text[len(self._before) :]
@@ -146,7 +146,7 @@ class _ByteRuns:
         return broken
 
     def _settle(self) -> list[str]:
-        """What the newest byte decides: nothing, a whole character, or that there will be none."""
+        """The tokens that the newest byte settles: none, a whole character's, or those of broken bytes."""
         certain: list[str] = []
         while self._open:
             data = bytes(int(token[3:5], 16) for token in self._open)

@@ -16,7 +16,7 @@ from dspark.text.chat import ChatTemplates
 from dspark.text.files import eos_token_ids, read_object, special_tokens
 
 LONG = 4096
-"""Characters from which other threads must not wait for a text to be read (a millisecond or so)."""
+"""Texts of this many characters take a millisecond or so to encode: other threads must not wait for them."""
 
 
 class Tokenizer:
@@ -53,7 +53,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{path} is not a readable tokenizer: {error}") from error
-        # Saved for training, they would silently cut or lengthen prompts.
+        # If saved by training, these settings would silently cut or lengthen prompts.
         backend.no_truncation()
         backend.no_padding()
         settings = read_object(directory / "special_tokens_map.json") | read_object(
@@ -73,7 +73,7 @@ class Tokenizer:
         return not self._chat.is_empty
 
     def with_template_options(self, options: Mapping[str, Any]) -> Tokenizer:
-        """The same, its chats rendered with these keywords; errors as in `ChatTemplates.with_options`."""
+        """The same tokenizer with these keywords for its chats; errors as in `ChatTemplates.with_options`."""
         found = copy(self)
         found._chat = self._chat.with_options(options)
         return found
@@ -90,7 +90,7 @@ class Tokenizer:
         return self.render_chat([{"role": "user", "content": text}])
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Bytes that are no valid UTF-8 become U+FFFD; unknown ids are nothing."""
+        """The text of token ids. Bytes that are not valid UTF-8 become U+FFFD; unknown ids give no text."""
         try:
             return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
@@ -115,7 +115,7 @@ class Tokenizer:
         return self._chat.render(messages, tools, **template_kwargs)
 
     def encode_chat(self, text: str) -> list[int]:
-        """Token ids of (a part of) `chat_text`: the template writes the special tokens itself, adding them
+        """Token ids of (a part of) `chat_text`. The template writes the special tokens itself; adding them
         again would double the first one."""
         return self._encode(text, add_special_tokens=False)
 
@@ -128,7 +128,7 @@ class Tokenizer:
             raise RequestError(f"the prompt is not valid Unicode: {error}") from error
         if len(text) < LONG:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        # Python's lock is held by `encode`, and not by `encode_batch`: other threads go on meanwhile.
+        # `encode` holds the GIL and `encode_batch` does not, so other threads go on meanwhile.
         return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
 

@@ -1,8 +1,8 @@
-"""How long a draft's blocks would live, computed without decoding: on held-out text, the true tokens given.
+"""The expected acceptance length of a draft, computed on held-out text without decoding.
 
-With those given, the chance that slot k's token is accepted is 1 - TV(draft, target), and the expected
-acceptance length of a block is 1 + the sum over k of the products of these chances (the paper's training
-metric, and the reference's). At temperature 0 a slot is accepted where the two argmaxes agree.
+Given the true tokens, the chance that slot k's token is accepted is 1 - TV(draft, target), and the expected
+acceptance length of a block is 1 + the sum over k of the products of these chances up to k (the paper's
+training metric, and the reference's). At temperature 0, a slot is accepted if the two argmaxes agree.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dspark.train.head import teacher_logits
 from dspark.train.teacher import AT_ONCE, Teacher
 
 TEMPERATURES = 1.0, 0.7
-"""What a run measures, beside temperature 0."""
+"""Temperatures at which a run measures, beside 0."""
 
 ROWS_AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """One held-out batch: with each row's normaliser at each temperature, and the target's argmax."""
+    """One held-out batch, with each row's normaliser at each temperature, and the target's argmax."""
 
     batch: Batch
     anchors: Anchors
@@ -39,7 +39,7 @@ class _Held:
 
 
 class HeldOut:
-    """Held-out conversations with everything about the target computed once."""
+    """Held-out conversations, for which everything about the target is computed once."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class HeldOut:
                 for t in sums:
                     sums[t].add(self._accepted(one, outputs, training.draft.target_ids, t), outputs)
         training.train(was_training)
-        if hasattr(training, "reshard"):  # sharded: else only a backward pass would
+        if hasattr(training, "reshard"):  # sharded: otherwise only a backward pass reshards
             training.reshard()  # type: ignore[operator]
         return {f"{t:g}": found.result() for t, found in sums.items()}
 

@@ -1,8 +1,8 @@
 """Attention of many blocks over one sequence: a block sees what is strictly before its anchor, and itself.
 
-The paper's anchor-bounded packing (section 5.1). On a CPU two products, over the context and over
-the block, with one softmax, so that no block is multiplied with another's keys; on a GPU FlexAttention
-over the packed whole, which skips what the mask hides.
+This is the paper's anchor-bounded packing (section 5.1). On a CPU there are two products, over the context
+and over the block, with one softmax, so that no block is multiplied with another's keys; on a GPU,
+FlexAttention over all packed blocks skips what the mask hides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from dspark.train.batch import Anchors
 
 BlockAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""queries `[B, N * K, heads, head_dim]` (scaled, rotated), context keys and values `[B, S, key heads,
+"""From queries `[B, N * K, heads, head_dim]` (scaled, rotated), context keys and values `[B, S, key heads,
 head_dim]`, block keys and values `[B, N * K, key heads, head_dim]`, to `[B, N * K, heads * head_dim]`."""
 
 
@@ -35,7 +35,7 @@ def block_attention(anchors: Anchors, length: int, width: int, kind: str) -> Blo
 
 
 def kind_for(device: torch.device, head_dim: int) -> str:
-    """On a GPU FlexAttention where it can be compiled, else torch's own; two products elsewhere."""
+    """The kind to use: on a GPU FlexAttention if it can be compiled, else torch's own; elsewhere products."""
     if device.type != "cuda":
         return "products"
     return "sdpa" if why_not_flex(device, head_dim) else "flex"
@@ -43,11 +43,11 @@ def kind_for(device: torch.device, head_dim: int) -> str:
 
 def why_not_flex(device: torch.device, head_dim: int) -> str | None:
     """Why FlexAttention cannot be compiled for a GPU, or None: Triton builds its launcher with a C compiler,
-    and has no backward pass of wide heads that fits sm_120 (pytorch issue 198224)."""
+    and has no backward pass for wide heads that fits sm_120 (pytorch issue 198224)."""
     if device.type != "cuda":
-        return None  # not asked for there
+        return None  # FlexAttention is not used there
     if not os.environ.get("CC") and not any(map(shutil.which, ("gcc", "clang", "cc"))):
-        return "FlexAttention needs a C compiler, and there is none"
+        return "FlexAttention needs a C compiler, but none was found"
     if head_dim > WIDEST_ON_SM_120 and torch.cuda.get_device_capability(device)[0] >= 12:
         return f"FlexAttention has no backward pass for heads of {head_dim} on this GPU"
     return None
@@ -107,7 +107,7 @@ def _sdpa(anchors: Anchors, length: int, width: int) -> BlockAttention:
 
 
 def _sees(anchors: Anchors, length: int, width: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """`_visible` entry by entry: of indices of sequence, head, row and key, whether the row sees the key."""
+    """`_visible` entry by entry: given indices of sequence, head, row and key, whether row sees key."""
     positions = anchors.positions
 
     def sees(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B sequences, padded on the right to S positions. Nothing looks at the padding: no block starts there,
-    and a block sees only what is before its anchor.
+    """B sequences, padded on the right to S positions. Nothing reads the padding: no block starts there, and
+    a block sees only what is before its anchor.
 
     Attributes:
         token_ids: `[B, S]`, int64.
-        answers: `[B, S]`, bool: the target's own tokens, which a draft shall predict.
+        answers: `[B, S]`, bool: the target's own tokens, which a draft is to predict.
         taps: `[B, S, taps * hidden]`: the target's tapped states.
         hidden: `[B, S, hidden]`: its last states, after the final norm; row t predicts token t + 1.
         normalisers: `[B, S]`, f32: logsumexp of the target's logits over its whole vocabulary at each row.
@@ -34,7 +34,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """Where blocks start: `positions` `[B, N]`, ascending in each row; the real ones are `kept` `[B, N]`."""
+    """Where blocks start: `positions` `[B, N]`, ascending in each row; `kept` `[B, N]`: the real ones."""
 
     positions: Tensor
     kept: Tensor
@@ -42,14 +42,14 @@ class Anchors:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What the M kept blocks of width K shall predict; every field is `[M, K]`.
+    """What the M kept blocks of width K are to predict; every field is `[M, K]`.
 
     Attributes:
         positions: index of the predicting row in the flattened `[B * S]` states: slot k of a block at p
             predicts token p + k + 1, as the target's row p + k does.
         previous: the true token before each predicted one: p + k.
         tokens: the true token p + k + 1.
-        counted: whether the slot is trained: an answer token, and so are all before it in the block
+        counted: whether the slot is trained: its token and all before it in the block are answer tokens
             (the reference's contiguous prefix).
     """
 
@@ -60,8 +60,8 @@ class Labels:
 
 
 ANCHORS_AT_ONCE = 32
-"""The number of places is a multiple of this where answers are short, so that shapes do not differ by each
-token (FlexAttention compiles for every shape)."""
+"""If answers are short, the number of places for anchors is a multiple of this, so that shapes do not change
+with every token (FlexAttention compiles for every shape)."""
 
 
 def label_blocks(token_ids: Tensor, answers: Tensor, anchors: Anchors, width: int) -> Labels:
@@ -83,20 +83,20 @@ def choose_anchors(
     failed: list[Tensor] | None = None,
     share: float = 0.0,
 ) -> Anchors:
-    """`count` different anchors per sequence, uniformly: answer tokens whose next token is one too. Up to
-    `share` of them are positions where a real verify pass failed.
+    """Draws `count` different anchors per sequence, uniformly from the answer tokens that are followed by
+    another one. Up to `share` of them are positions where a real verify pass failed.
 
-    A sequence with fewer gives what it has. One generator for each sequence, so that the anchors do not
-    depend on the batch they come in. After Draft-OPD: the anchors that decoding meets most after the draft
-    was wrong are the hard ones.
+    A sequence with fewer such tokens gives all it has. Each sequence has its own generator, so that its
+    anchors do not depend on the batch it is in. The share follows Draft-OPD: the anchors that decoding meets
+    most after the draft was wrong are the hard ones.
 
     Args:
-        failed: of each sequence, positions `[F]` of tokens by which the target replaced a drafted one.
+        failed: for each sequence, positions `[F]` of the tokens that replaced a drafted one.
     """
     rows = answers.shape[0]
     possible = (answers[:, :-1] & answers[:, 1:]).cpu()
     hardest = round(share * count)
-    # Short answers have fewer: blocks that nobody keeps would take their share of every layer.
+    # Short answers have fewer candidates, and blocks that are not kept would still cost time in every layer.
     most = -(-int(possible.sum(1).max()) // ANCHORS_AT_ONCE) * ANCHORS_AT_ONCE
     count = max(1, min(count, most))
     positions = torch.zeros(rows, count, dtype=torch.int64)

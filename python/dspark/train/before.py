@@ -1,4 +1,4 @@
-"""What can be refused before anything is generated, computed or loaded: later, hours would be lost."""
+"""Checks before anything is generated, computed or loaded: a later refusal would waste hours."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_first(
     processes: int,
     state: dict[str, Any] | None,
 ) -> TargetSizes:
-    """Everything that needs no model; returns the target's configuration.
+    """Runs all checks that need no model; returns the target's configuration.
 
     Raises:
         ConfigError: names the setting, what was expected and what was found.
@@ -48,7 +48,7 @@ def check_first(
     check_curve(settings, state, content)
     if settings.pace.sequences % processes:
         raise ConfigError(
-            f"{settings.pace.sequences} sequences a step cannot be shared by {processes} processes"
+            f"{settings.pace.sequences} sequences per step are not a multiple of the {processes} processes"
         )
     if settings.muon:
         check_muon(sharded=settings.parallel == "fsdp" and processes > 1)
@@ -69,8 +69,8 @@ def check_first(
     check_packaging(packaging_of(settings.packaging, config.reduced), config.reduced, settings.save_head)
     if settings.failed_anchors and settings.data.draft is None and not settings.data.files:
         raise ConfigError(
-            f"failed_anchors is {settings.failed_anchors}, and answers that are generated without a draft do "
-            "not say where one failed"
+            f"failed_anchors is {settings.failed_anchors}, but answers generated without a draft do not say "
+            "where a verify pass failed: give --generate-with DRAFT"
         )
     _check_places(settings)
     if directories(settings):
@@ -83,54 +83,54 @@ def check_first(
 def check_generation(settings: Settings, tokenizer: Tokenizer | None) -> None:
     """
     Raises:
-        ConfigError: the target has no tokenizer, or no chat template that can say what is asked.
+        ConfigError: the target has no tokenizer, or no chat template that can render what is asked.
         RequestError: the prompts cannot be read.
     """
     data = settings.data
     asked = [] if data.prompts is None else read_prompts(data.prompts, 1)
     read_openers(data.openers)
     if tokenizer is None:
-        raise ConfigError(f"{settings.target}: a target without a tokenizer answers no prompts")
+        raise ConfigError(f"{settings.target}: a target without a tokenizer cannot answer prompts")
     if tokenizer.has_chat_template:
         if data.self_prompts:
             user_tags(tokenizer)
         return
     if data.self_prompts:
-        raise ConfigError(f"{settings.target}: a target without a chat template makes up no prompts")
+        raise ConfigError(f"{settings.target}: a target without a chat template cannot make up prompts")
     if any(len(one.turns) > 1 for one in asked):
         raise ConfigError(
-            f"{data.prompts}: has prompts of several turns, and {settings.target} no chat template to put "
-            "them together"
+            f"{data.prompts}: has prompts of several turns, but {settings.target} has no chat template to "
+            "join them"
         )
 
 
 def _check_places(settings: Settings) -> None:
     data = settings.data
     if data.prompts is not None and data.self_prompts and data.prompts.stem == SELF_MADE:
-        raise ConfigError(f"{data.prompts}: made-up prompts are kept under that name; give it another")
+        raise ConfigError(f"{data.prompts}: this name is reserved for made-up prompts: rename the file")
     for place in filter(None, (settings.output, data.cache)):
         for folder in filter(Path.is_dir, data.files):
             if place.resolve().is_relative_to(folder.resolve()):
                 raise ConfigError(
-                    f"{place} is inside of {folder}, all of which --data reads: name another place, or files"
+                    f"{place} is inside {folder}, which --data reads whole: name another place, or files"
                 )
 
 
 def _planned(settings: Settings, target: Path, sizes: TargetSizes) -> DraftConfig:
-    """The draft's configuration; of a mask that is yet to be found in the data, any token."""
+    """The draft's configuration; if its mask is yet to be found in the data, any token stands for it."""
     if settings.start is not None:
         start = resolve(settings.start, "draft")
         config, _ = trainable(start, settings.shape.training_block_size)
         found = config.vocab_size, config.target_hidden_size
         if found != (sizes.vocab_size, sizes.hidden_size):
             raise ConfigError(
-                f"{start}: made for a target of {found[0]} tokens and hidden size {found[1]}, and this one "
+                f"{start}: made for a target of {found[0]} tokens and hidden size {found[1]}, but this one "
                 f"has {sizes.vocab_size} and {sizes.hidden_size}"
             )
         if max(config.target_layer_ids) >= sizes.num_hidden_layers:
             raise ConfigError(
-                f"{start}: reads layer {max(config.target_layer_ids)}, and the target has "
-                f"{sizes.num_hidden_layers}"
+                f"{start}: reads layer {max(config.target_layer_ids)}, but the target has only "
+                f"{sizes.num_hidden_layers} layers"
             )
         check_start(start, target)
         return config
@@ -145,11 +145,11 @@ def _planned(settings: Settings, target: Path, sizes: TargetSizes) -> DraftConfi
 def check_curve(settings: Settings, state: dict[str, Any] | None, target_content: str) -> None:
     """
     Raises:
-        ConfigError: the run that is there has other settings, and changes are not accepted.
+        ConfigError: the run in `output` has other settings, and changes are not accepted.
     """
     if state is None or settings.accept_changes:
         return
     if odd := difference(state["run"]["curve"], settings.curve(target_content)):
         raise ConfigError(
-            f"{settings.output}: the run there has {odd}: accept changes, or name another directory"
+            f"{settings.output}: the run there has {odd}: give --accept-changes or another directory"
         )

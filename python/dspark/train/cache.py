@@ -24,7 +24,7 @@ SHARDS = "states-*.safetensors"
 CONVERSATIONS_PER_SHARD = 64
 STORED = torch.bfloat16
 LAST = torch.float16
-"""Of the last states, of which logits are made: 11 significant bits, where bfloat16 has 8."""
+"""Of the last states, from which logits are computed: 11 significant bits, where bfloat16 has 8."""
 
 Progress = Callable[[int, int], None]
 """Called with tokens done and tokens in all."""
@@ -37,11 +37,11 @@ def cache_bytes(conversations: Sequence[Conversation], taps: int, hidden_size: i
 
 
 def check_size(need: int, limit: int, directory: Path) -> None:
-    """Of what is asked for, `need` bytes are still to be written.
+    """Checks that there is room for the `need` bytes that are still to be written.
 
     Raises:
-        CapacityError: with what is there, of other conversations too, they would be more than `limit` bytes,
-            or the disk has no room for them.
+        CapacityError: with what is there, including other conversations, they would be more than `limit`
+            bytes, or the disk has no room for them.
     """
     there = sum(file.stat().st_size for file in directory.glob(SHARDS))
     if need and there + need > limit:
@@ -53,7 +53,7 @@ def check_size(need: int, limit: int, directory: Path) -> None:
     free = shutil.disk_usage(directory).free
     if need > free:
         raise CapacityError(
-            f"{directory}: the cache of hidden states would take {need / 1e9:.1f} GB more and "
+            f"{directory}: the cache of hidden states would take {need / 1e9:.1f} GB more, but only "
             f"{free / 1e9:.1f} GB are free"
         )
 
@@ -61,8 +61,8 @@ def check_size(need: int, limit: int, directory: Path) -> None:
 def check_owner(directory: Path, whose: dict[str, Any]) -> None:
     """
     Raises:
-        CheckpointError: the directory holds states of another teacher than `whose`, which may say a part of
-            what a cache does, or does not say whose they are.
+        CheckpointError: the directory holds states of another teacher than `whose` (which may have only some
+            of the keys of a cache's record), or does not say whose they are.
     """
     said = directory / INDEX
     if not said.exists() and not any(directory.glob(SHARDS)):
@@ -70,22 +70,22 @@ def check_owner(directory: Path, whose: dict[str, Any]) -> None:
     found = read_record(said, "hidden states")
     if differing({key: found[key] for key in found if key in whose}, whose):
         raise CheckpointError(
-            f"{said}: the hidden states there are of {found}, and {whose} is wanted: name another cache "
+            f"{said}: the hidden states there are for {found}, but {whose} is needed: name another cache "
             "directory"
         )
 
 
 class StateCache:
     """States by conversation, in shards of safetensors. A shard is written whole or not at all, so that an
-    interrupted run goes on where it was; what is there is never computed again. Shards are named by what they
-    hold: many processes may fill one directory, each its own share."""
+    interrupted run can resume; stored states are never computed again. Shards are named by what they hold, so
+    that many processes can fill one directory, each with its own share."""
 
     def __init__(self, directory: Path, whose: dict[str, Any], say: Say) -> None:
-        """`whose` says whose states these are (target, taps, precision). Shards that cannot be read, as a
-        loss of power leaves them, are removed, which is said: their conversations are missing again.
+        """`whose` says whose states these are (target, taps, precision). Shards that cannot be read, as after
+        a loss of power, are reported and removed: their conversations are missing again.
 
         Raises:
-            CheckpointError: the directory holds another teacher's, or does not say whose.
+            CheckpointError: the directory holds another teacher's states, or does not say whose they are.
         """
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
@@ -110,11 +110,11 @@ class StateCache:
             start += length
 
     def missing(self, conversations: Sequence[Conversation]) -> list[Conversation]:
-        """Those whose states are not there yet."""
+        """The conversations whose states are not stored yet."""
         return [one for one in conversations if one.key() not in self._places]
 
     def fill(self, missing: Sequence[Conversation], teacher: Teacher, progress: Progress) -> None:
-        """Computes and stores what is missing, or one process's share of it."""
+        """Computes and stores the states of `missing`, which may be one process's share of it."""
         total, done = sum(len(one.tokens) for one in missing), 0
         for first in range(0, len(missing), CONVERSATIONS_PER_SHARD):
             shard = missing[first : first + CONVERSATIONS_PER_SHARD]
@@ -130,7 +130,7 @@ class StateCache:
         last = torch.cat([one.hidden for one in states]).cpu()
         if float(last.abs().max()) > torch.finfo(LAST).max:
             raise CapacityError(
-                "the target's last hidden states are too large for float16: compute them on the fly"
+                "the target's last hidden states are too large for float16: train without --cache"
             )
         tensors = {
             "taps": torch.cat([one.taps for one in states]).to("cpu", STORED),
@@ -146,7 +146,7 @@ class StateCache:
         self._take(file)
 
     def states(self, conversations: Sequence[Conversation]) -> list[States]:
-        """Of conversations that are there."""
+        """The states of conversations that are stored."""
         return [self._read(one) for one in conversations]
 
     def _read(self, one: Conversation) -> States:

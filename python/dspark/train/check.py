@@ -1,11 +1,11 @@
-"""The gates before a long run: does what is trained on mean what decoding does?
+"""The gates before a long run: do training and decoding compute the same?
 
 Home-made drafts mostly stay weak for one of a few silent reasons: states from before the final norm, labels
-or positions off by one, rotary settings that differ from the serving code, states of the future in the
-context. Each of these breaks one of two equalities, or what a draft learns by heart is of no use:
+or positions off by one, rotary settings that differ from the serving code, or future states in the context.
+Each of these breaks one of the first two equalities, or what a draft learns by heart does not help decoding:
 
 teacher       the argmax of the states that training reads is what the target decodes at temperature 0
-acceptance    the tokens that a round of real decoding accepted are those that the training pass agrees to
+acceptance    the tokens that a round of real decoding accepted are those that the training pass agrees with
 overfit       a draft trained on one answer drafts that answer, block by block
 """
 
@@ -44,17 +44,18 @@ from dspark.train.world import World
 
 PROMPTS, TOKENS, SEEDS = 4, 64, 8
 NEAR = 1e-2
-"""Two candidates of the target whose logits are closer than this may swap between passes of other shapes, as
-may two of the draft's in bfloat16; a difference beyond it fails."""
+"""Two of the target's candidates with logits closer than this may swap between passes of different shapes, as
+may two of the draft's in bfloat16; a larger difference fails."""
 
 LEAST_NOTICED = 0.05
-"""Share of the rounds. A draft with random weights repeats its input, some of which is accepted, and hardly
-reads its context: 0 to 0.01 on the embedded target, where the embedded draft has 0.27."""
+"""Least share of rounds that notice a shifted context. A draft with random weights repeats its input, some of
+which is accepted, and hardly reads its context: it has 0 to 0.01 on the embedded target, the embedded draft
+0.27."""
 
 OVERFIT_STEPS = 400
-"""From random weights, too: the embedded draft knows it by heart after 100."""
+"""Enough from random weights, too; the embedded draft knows its answer by heart after 100."""
 OVERFIT = 0.9
-"""Share of the tokens of whole rounds that can be drafted, in the answer that was learned by heart."""
+"""Least accepted share of what rounds could have drafted of the answer that was learned by heart."""
 
 Say = Callable[[str], None]
 
@@ -62,8 +63,8 @@ Say = Callable[[str], None]
 def check(settings: Settings, say: Say) -> dict[str, Any]:
     """Runs the gates on `output/draft`, else on `start`, with prompts of the data, generated ones included.
 
-    The last one trains a copy of the draft on the target's answer to the first prompt, in a directory that is
-    removed again.
+    The last gate trains a copy of the draft on the target's answer to the first prompt, in a directory that
+    is removed again.
 
     Raises:
         ConfigError: there is no draft, or no data yet.
@@ -71,7 +72,7 @@ def check(settings: Settings, say: Say) -> dict[str, Any]:
     draft = settings.output / "draft"
     if not draft.exists():
         if settings.start is None:
-            raise ConfigError(f"{draft}: no draft there to check, and no start is given")
+            raise ConfigError(f"{draft}: there is no draft to check; train first, or name one with --start")
         draft = resolve(settings.start, "draft")
     path = resolve(settings.target, "target")
     tokenizer = tokenizer_of(settings, path)
@@ -88,11 +89,11 @@ def check(settings: Settings, say: Say) -> dict[str, Any]:
 def overfit(
     settings: Settings, target: Path, draft: Path, prompt: Sequence[int], say: Say
 ) -> dict[str, float]:
-    """`overfit`: after training on one answer of the target alone, the share of that answer's draftable
-    tokens that rounds of real decoding accept (those outside of a reduced vocabulary can never be)."""
+    """Trains on one answer of the target alone, and returns as `overfit` the share of that answer's draftable
+    tokens that rounds of real decoding accept (those outside a reduced vocabulary cannot be drafted)."""
     options: dict[str, Any] = {"device": settings.device, "dtype": "float32", "policy": "fixed"}
-    options |= {"acceptance": "coupled"}  # the same seed draws the same text with every draft, and without
-    settings.output.mkdir(parents=True, exist_ok=True)  # the disk that a run would fill
+    options |= {"acceptance": "coupled"}  # the same seed draws the same text with any draft, or none
+    settings.output.mkdir(parents=True, exist_ok=True)  # train on the disk that a run would use
     with (
         tempfile.TemporaryDirectory(dir=settings.output, prefix="check-") as place,
         DSparkDecoder.from_pretrained(target, **options) as plain,
@@ -115,7 +116,7 @@ def overfit(
                 failed_anchors=0.0,
                 micro_batch=1,
                 dtype="float32",
-                packaging=None,  # what fits the vocabulary; flat, for one, stores its head
+                packaging=None,  # the one that fits the vocabulary; flat always stores its head
                 save_head=True,
                 save_dtype="float32",
                 tensorboard=False,
@@ -131,8 +132,8 @@ def overfit(
 
 
 def _to_learn(plain: DSparkDecoder, prompt: Sequence[int]) -> tuple[SamplingParams, GenerationResult]:
-    """An answer, and how it was drawn. At temperature 0 small models loop, which every draft can draft, and
-    which is no text to train on."""
+    """An answer, and the parameters that it was drawn with. At temperature 0 small models loop: any draft can
+    draft such a text, and it is not one to train on."""
     for seed in range(SEEDS):
         params = SamplingParams(
             temperature=1.0,
@@ -152,7 +153,7 @@ def _to_learn(plain: DSparkDecoder, prompt: Sequence[int]) -> tuple[SamplingPara
 
 
 def _learned(result: GenerationResult, known: set[int]) -> float:
-    """Accepted tokens over those that could have been; a block ends before the first that is not known."""
+    """Accepted tokens over those that could have been; a block ends before its first token not in `known`."""
     accepted, could, at = 0, 0, 1
     for one in result.rounds:
         block = result.token_ids[at : at + one.drafted]
@@ -163,10 +164,10 @@ def _learned(result: GenerationResult, known: set[int]) -> float:
 
 
 def gates(settings: Settings, target: Path, draft: Path, prompts: Sequence[list[int]]) -> dict[str, Any]:
-    """Both gates on these prompts. `verdict` is "passed" where all is equal, up to near-ties, "failed" where
-    something is not, and "inconclusive" where equality proves nothing: nothing was accepted, or the second
-    gate would hardly notice a context that is one position off (`noticed`: in how many rounds it would)."""
-    # The raw argmax is what is compared with: a target's own default penalty would move it.
+    """Runs the first two gates on these prompts. `verdict` is "passed" if all is equal, up to near-ties,
+    "failed" if something is not, and "inconclusive" if equality proves nothing: nothing was accepted, or the
+    second gate would hardly notice a context that is one position off (`noticed`: the rounds that would)."""
+    # The gates compare with the raw argmax, which a target's own default penalty would move.
     params = SamplingParams(temperature=0.0, repetition_penalty=1.0, max_tokens=TOKENS)
     with DSparkDecoder.from_pretrained(
         target, draft, device=settings.device, dtype="float32", policy="fixed"
@@ -195,7 +196,7 @@ def _one(teacher: Teacher, training: TrainingPass, result: GenerationResult) -> 
     decoded = torch.from_numpy(tokens[start:, None]).to(logits.device)
     best, own = logits.max(-1).values, logits.gather(1, decoded).squeeze(1)
     wrong = int((best - own > NEAR).sum())
-    # Rounds that a limit did not cut: their anchors, and what they accepted.
+    # The anchors of rounds that no limit cut, and what these rounds accepted.
     anchors, accepted, at = [], [], start
     for one_round in result.rounds:
         if one_round.committed == one_round.accepted + 1 and one_round.drafted == one_round.verified > 0:
@@ -215,7 +216,7 @@ def _one(teacher: Teacher, training: TrainingPass, result: GenerationResult) -> 
 def _odd(
     training: TrainingPass, batch: Batch, anchors: Sequence[int], accepted: Sequence[tuple[int, int]]
 ) -> int:
-    """How many rounds accepted another number of tokens than the training pass agrees to."""
+    """How many rounds accepted a different number of tokens than the training pass agrees with."""
     positions = torch.tensor([anchors], device=batch.token_ids.device)
     with torch.no_grad():
         kept = Anchors(positions, torch.ones_like(positions, dtype=torch.bool))

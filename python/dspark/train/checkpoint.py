@@ -1,5 +1,5 @@
-"""The state of a run on disk: written whole or not at all, so that a kill at any moment loses no more than
-what came after the last one."""
+"""The state of a run on disk: written whole or not at all, so that a kill at any moment loses only the steps
+after the last checkpoint."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def load_weights(state: dict[str, Any], draft: nn.Module) -> None:
     """Puts the weights of a state of `read_state` into the draft, sharded as it is.
 
     Raises:
-        CheckpointError: it is of another draft.
+        CheckpointError: the state belongs to another draft.
     """
     parameters = trained_parameters(draft)
     shapes = {name: tuple(p.shape) for name, p in parameters.items()}
@@ -71,7 +71,7 @@ def load_weights(state: dict[str, Any], draft: nn.Module) -> None:
     if shapes != stored:
         odd = sorted(n for n in shapes.keys() | stored.keys() if shapes.get(n) != stored.get(n))[0]
         raise CheckpointError(
-            f"the run's state has {odd} of shape {stored.get(odd)}, and the draft {shapes.get(odd)}"
+            f"the run's state has {odd} of shape {stored.get(odd)}, but the draft's is {shapes.get(odd)}"
         )
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -82,12 +82,12 @@ def load_state(state: dict[str, Any], draft: nn.Module, optimiser: Optimiser) ->
     """Puts a state of `read_state` into draft and optimiser, sharded as they are.
 
     Raises:
-        CheckpointError: it is of another draft.
-        ConfigError: it is of another optimiser.
+        CheckpointError: the state belongs to another draft.
+        ConfigError: it belongs to another optimiser.
     """
     load_weights(state, draft)
     if len(state["optimiser"]) != len(optimiser.parts):
-        raise ConfigError("the run's state is of another optimiser: the choice of Muon has changed")
+        raise ConfigError("the run's state is for another optimiser: the choice of Muon (--muon) has changed")
     for part, saved in zip(optimiser.parts, state["optimiser"], strict=True):
         _shard(part, saved)
     optimiser.load_state_dict(state["optimiser"])

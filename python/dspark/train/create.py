@@ -22,10 +22,10 @@ from dspark.errors import ConfigError
 from dspark.train.head import embeddings_and_head
 
 FROZEN = ("embed_tokens.", "lm_head.")
-"""Starts of the names of parameters that stay the target's (paper, section 3.3)."""
+"""Prefixes of the names of parameters that stay the target's (paper, section 3.3)."""
 
 COMPARED_ROWS = 4096
-"""At a time, of stored embeddings."""
+"""Rows of stored embeddings or head compared at a time."""
 
 SPREAD = 0.02
 """Standard deviation of new matrices, the `initializer_range` of the published configurations."""
@@ -41,7 +41,7 @@ def new_draft(
     """A draft with random matrices, norms of 1 and biases of 0, in float32 on the CPU.
 
     `target` is the target's directory; `target_ids` the ascending tokens of a reduced vocabulary;
-    `start_layers` the target's layers that the draft's start as copies of, one for each, or none.
+    `start_layers` the target's layers from which the draft's are copied, one for each, or none.
     """
     with on_meta():
         draft = DSparkDraftModel(config)
@@ -82,7 +82,7 @@ def _copied_layers(config: DraftConfig, target: Path, layers: Sequence[int]) -> 
 def check_start_layers(config: DraftConfig, layers: Sequence[int]) -> None:
     """
     Raises:
-        ConfigError: not as many as the draft has, or not layers of the target.
+        ConfigError: there are not as many as the draft has, or some are not layers of the target.
     """
     count, theirs = config.num_hidden_layers, config.num_target_layers
     if len(layers) != count or not all(0 <= layer < (theirs or layer + 1) for layer in layers):
@@ -123,7 +123,7 @@ def trainable(path: Path, training_block_size: int | None = None) -> tuple[Draft
 
 
 def draft_from(path: Path, target: Path, training_block_size: int | None = None) -> DSparkDraftModel:
-    """The draft of a checkpoint, to go on training it; arguments and errors as of `trainable`."""
+    """The draft of a checkpoint, to continue its training; arguments and errors as in `trainable`."""
     config, weights = trainable(path, training_block_size)
     target_ids = check_start(path, target)
     with on_meta():
@@ -137,12 +137,13 @@ def draft_from(path: Path, target: Path, training_block_size: int | None = None)
 
 
 def check_start(path: Path, target: Path) -> Tensor | None:
-    """The target's tokens of a draft with a reduced vocabulary, None without one. What the draft stores of
-    the target is compared with the target's own, up to rounding.
+    """The target's tokens in a draft's reduced vocabulary; None without one. Embeddings and head that the
+    draft stores are compared with the target's own, up to rounding.
 
     Raises:
         CheckpointError: it cannot be read.
-        ConfigError: an order of its own, or embeddings or a head that training would replace by others.
+        ConfigError: its vocabulary does not ascend, or training would replace its embeddings or head by
+            different ones.
     """
     config, weights = trainable(path)
     ids = None
@@ -159,14 +160,14 @@ def check_start(path: Path, target: Path) -> Tensor | None:
             stored = own.get(name + "weight")
             if stored is not None and not _equal(read_tensor(stored), wanted):
                 raise ConfigError(
-                    f"{path}: its {name}weight is not the target's, with which a draft is trained: name the "
+                    f"{path}: its {name}weight is not the target's, which training would use: name the "
                     "target that it was made for"
                 )
     return ids
 
 
 def _equal(stored: Tensor, wanted: Tensor) -> bool:
-    """Up to rounding of each to 16 bits."""
+    """Whether both are equal, up to rounding of each to 16 bits."""
     return all(
         torch.allclose(one.float(), other, rtol=2**-7, atol=1e-6)
         for one, other in zip(
@@ -190,5 +191,5 @@ def _filled(
 
 
 def trained_parameters(draft: nn.Module) -> dict[str, nn.Parameter]:
-    """What training changes, by name."""
+    """The parameters that training changes, by name."""
     return {name: p for name, p in draft.named_parameters() if p.requires_grad}

@@ -1,7 +1,7 @@
 """Cross-entropy and total variation of draft and target, row by row, with the memory of one matrix of logits.
 
 Written out, softmax, difference, sum and their derivatives make a dozen matrices of rows times vocabulary;
-this keeps the logits alone and goes through them in pieces that fit a cache, forward and backward.
+this module keeps only the logits and computes in pieces that fit a cache, forward and backward.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class TeacherLaw:
-    """The target's distribution at P rows, over what the draft can say.
+    """The target's distribution at P rows, over the draft's vocabulary.
 
     Attributes:
         probabilities: `[P, draft vocabulary]`, f32: over the target's whole vocabulary, never renormalised,
             so that a row may sum to less than 1.
-        missing: `[P]`: 1 minus that sum, what no draft of this vocabulary can have accepted.
+        missing: `[P]`: 1 minus that sum, the part that no draft with this vocabulary can have accepted.
     """
 
     probabilities: Tensor
@@ -40,8 +40,8 @@ def distances(logits: Tensor, law: TeacherLaw, rows: Tensor, tokens: Tensor) -> 
 
     Args:
         logits: `[R, draft vocabulary]`, of the draft.
-        rows: `[R]`, the law's row of each. tokens: `[R]`, the true draft ids, or -1 where the draft has none
-            (there the cross-entropy is 0).
+        rows: `[R]`, the row of `law` for each of them. tokens: `[R]`, the true draft ids, or -1 where the
+            draft has none (there the cross-entropy is 0).
 
     Returns:
         Both `[R]`, f32, differentiable in `logits`. The acceptance rate of a slot is 1 - L1 / 2.

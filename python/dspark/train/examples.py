@@ -24,7 +24,7 @@ class StateSource(Protocol):
 
 class Order:
     """An endless sequence of indices below `size`: one shuffled epoch after the other. Item i depends on
-    (seed, i) alone, so that a position is a number."""
+    (seed, i) alone, so a position in the sequence is a single number."""
 
     def __init__(self, size: int, seed: int) -> None:
         self.size, self.seed = size, seed
@@ -70,8 +70,8 @@ def collate(conversations: Sequence[Conversation], states: Sequence[States], dev
 
 
 def noisy(batch: Batch, size: float, generators: Sequence[torch.Generator]) -> Batch:
-    """The batch with uniform noise in [-size / 2, size / 2] on its taps (speculators, 0.05 by default there):
-    what the draft reads in decoding comes from other matrix shapes than what it is trained on."""
+    """The batch with uniform noise in [-size / 2, size / 2] on its taps (as in speculators, 0.05 by default
+    there): the taps in decoding are computed with other matrix shapes than those in training."""
     if size == 0.0:
         return batch
     shape = batch.taps.shape[1:]

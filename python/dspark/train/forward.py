@@ -15,12 +15,12 @@ from dspark.train.batch import Anchors, Batch, Labels, label_blocks
 
 
 class BlockOutputs(NamedTuple):
-    """Of the M kept blocks of width K.
+    """The outputs for the M kept blocks of width K.
 
     Attributes:
         logits: `[M, K, draft vocabulary]`, Markov bias included, each slot given the true token before it.
         confidence: `[M, K]`, before the sigmoid; None without such a head.
-        labels: what they shall predict.
+        labels: what the blocks are to predict.
     """
 
     logits: Tensor
@@ -64,7 +64,7 @@ class TrainingPass(nn.Module):
         context_rotation = table.span(0, length).repeat(1, count, 1)
         taps = batch.taps.reshape(count * length, -1).to(draft.dtype)
         context = draft.hidden_norm(draft.fc(taps))
-        if self.attention is None:  # once: on a GPU it looks for a compiler
+        if self.attention is None:  # chosen once: on a GPU, this looks for a compiler
             self.attention = kind_for(ids.device, draft.config.head_dim)
         attention = block_attention(anchors, length, width, self.attention)
         x = draft.embed(ids.flatten())
@@ -75,8 +75,8 @@ class TrainingPass(nn.Module):
     def _attend(
         self, layer: DecoderLayer, context: Tensor, rotation: Tensor, attention: BlockAttention, count: int
     ) -> Attend:
-        """The layer's context keys and values are made here, inside its own forward: sharded parameters are
-        whole only there."""
+        """The layer's attention. It computes context keys and values inside the layer's own forward, because
+        sharded parameters are whole only there."""
         config, module = self.draft.config, layer.self_attn
 
         def attend(heads: Tensor) -> Tensor:

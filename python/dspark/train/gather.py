@@ -35,7 +35,7 @@ def directories(settings: Settings) -> dict[str, Path]:
 
 
 def is_generated(settings: Settings, world: World) -> bool:
-    """Whether every shard that this process is asked for is there."""
+    """Whether every shard that this process has to make is there."""
     asked, numbers = _tasks(settings)
     work = {"prompts": len(asked), "self": len(numbers)}
     of = world.rank, world.size
@@ -53,7 +53,7 @@ def _tasks(settings: Settings) -> tuple[list[Asked], range]:
 def generate(settings: Settings, world: World, say: Say) -> LeftOut:
     """Generates this process's share of what is missing; returns what it gave up on."""
     data = settings.data
-    # What is wrong with the files is said before a model is loaded.
+    # The files are read first, so that errors in them are raised before a model is loaded.
     asked, numbers = _tasks(settings)
     shards, openers, left_out = _shards(settings), read_openers(data.openers), LeftOut()
     with DSparkDecoder.from_pretrained(
@@ -63,7 +63,7 @@ def generate(settings: Settings, world: World, say: Say) -> LeftOut:
         dtype=settings.dtype,
         policy="fixed",
         max_batch_size=data.batch_size,
-        # What all shards under way may submit: none of them has to wait for another's answers.
+        # As many as all shards under way may submit, so that none has to wait for another's answers.
         max_queue_size=shards_at_once(data.batch_size) * PER_SHARD,
     ) as decoder:
         tokenizer = decoder.models.require_tokenizer().with_template_options(data.template_options)
@@ -82,7 +82,7 @@ def generate(settings: Settings, world: World, say: Say) -> LeftOut:
 
 
 def _shards(settings: Settings) -> dict[str, Shards]:
-    """Where generated conversations go, by their kind, with all that decides about them."""
+    """The shards of generated conversations, by their kind, with all settings that determine them."""
     data, said = settings.data, dict[str, dict[str, Any]]()
     if not directories(settings):
         return {}
@@ -128,11 +128,11 @@ def read_openers(file: Path | None) -> list[str]:
 
 
 def tokenizer_of(settings: Settings, target: Path) -> Tokenizer | None:
-    """The target's, which renders chats as the settings want them; None where it has none.
+    """The target's tokenizer, which renders chats with the settings' template options; None if it has none.
 
     Raises:
-        ConfigError: there is none to give keywords of a chat template to.
-        RequestError: it has no chat template to give them to.
+        ConfigError: there are template options, but no tokenizer.
+        RequestError: there are template options, but the tokenizer has no chat template.
     """
     options = settings.data.template_options
     if (target / "tokenizer.json").exists():
@@ -143,23 +143,23 @@ def tokenizer_of(settings: Settings, target: Path) -> Tokenizer | None:
 
 
 def marks_of(tokenizer: Tokenizer | None) -> ChatMarks | None:
-    """How chats are read; None where the target has no chat template."""
+    """How chats are read; None if the target has no chat template."""
     return ChatMarks(tokenizer) if tokenizer is not None and tokenizer.has_chat_template else None
 
 
 def gather(
     settings: Settings, generated: Sequence[Path], tokenizer: Tokenizer | None, sizes: TargetSizes, say: Say
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """(to train on, held out); the latter may be empty, which is said. `sizes` are the target's: what is
-    longer than its window is cut there, whatever `max_length` allows.
+    """(to train on, held out); the latter may be empty, which is reported. `sizes` are the target's: longer
+    conversations than its window are cut there, whatever `max_length` allows.
 
     Raises:
-        ConfigError: nothing is left to train on, or nothing has the failures that anchors shall be at.
+        ConfigError: nothing is left to train on, or nothing has the failures at which anchors are to be.
         CheckpointError: a file cannot be read, or holds tokens that the target does not have.
     """
     longest, window = settings.data.max_length, sizes.max_position_embeddings
     if longest > window:
-        say(f"conversations are cut to the target's window of {window:,} tokens: max_length is {longest:,}")
+        say(f"conversations are cut to the target's window of {window:,} tokens, not max_length {longest:,}")
     sieve = Sieve(min(longest, window))
     files = [*settings.data.files, *generated]
     found = sieve(read_conversations(files, marks_of(tokenizer), sizes.vocab_size))
@@ -175,8 +175,8 @@ def gather(
         raise ConfigError("no conversation is left to train on")
     if settings.failed_anchors and not any(len(one.failed) for one in trained):
         raise ConfigError(
-            f"failed_anchors is {settings.failed_anchors}, and no conversation says where a verify pass "
-            "failed: that is noted where answers are generated with a draft"
+            f"failed_anchors is {settings.failed_anchors}, but no conversation says where a verify pass "
+            "failed: only answers generated with a draft do"
         )
     if not held_out and settings.data.held_out and settings.held_out_sequences:
         say(

@@ -21,8 +21,8 @@ def embeddings_and_head(
 ) -> tuple[Tensor, Tensor]:
     """Embeddings `[vocabulary, hidden]` and the head's rows `[draft vocabulary, hidden]`, f32.
 
-    `shape` is (vocabulary, hidden), `target_ids` the tokens of a reduced vocabulary. A loaded target cannot
-    give them: its head is packed for inference, and autograd does not go through that.
+    `shape` is (vocabulary, hidden), `target_ids` the tokens of a reduced vocabulary. The tensors come from
+    the files, because a loaded target's head is packed for inference, and autograd does not go through that.
     """
     stored = borrowed_tensors(target, shape)
     embeddings = read_tensor(stored[EMBEDDINGS]).float()
@@ -32,10 +32,10 @@ def embeddings_and_head(
 
 
 def check_head(target: Target, path: Path) -> None:
-    """What the head stored in `path` makes of the target's last states must be the target's own logits.
+    """Checks that the head stored in `path` turns the target's last states into the target's own logits.
 
     Raises:
-        ConfigError: it is not: the target scales them, or adds a bias.
+        ConfigError: it does not: the target scales its logits, or adds a bias.
     """
     shape = target.config.vocab_size, target.config.hidden_size
     head = embeddings_and_head(path, shape, None)[1].to(target.device)
@@ -48,16 +48,16 @@ def check_head(target: Target, path: Path) -> None:
     allowed = 0.03 if target.dtype.itemsize < 4 else 1e-3
     if not apart <= allowed * largest:
         raise ConfigError(
-            "the target's logits are not its last hidden states times its output head, but up to "
-            f"{apart:.3g} off, of {largest:.3g} (a factor or a bias, which a draft's head does not have): no "
-            "draft can be trained for it"
+            "the target's logits differ from its last hidden states times its output head by up to "
+            f"{apart:.3g} (the largest is {largest:.3g}), so it has a factor or a bias, which a draft's head "
+            "cannot have: no draft can be trained for it"
         )
 
 
 def teacher_logits(hidden: Tensor, head: Tensor) -> Tensor:
     """The target's logits `[rows, draft vocabulary]` of normed hidden states, without gradients.
 
-    In the head's own precision, also under autocast: bfloat16 logits around 20 are 0.06 off.
+    They have the head's own precision, also under autocast: bfloat16 logits around 20 are off by 0.06.
     """
     with torch.no_grad(), torch.autocast(head.device.type, enabled=False):
         return hidden.to(head.dtype) @ head.T

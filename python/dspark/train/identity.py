@@ -1,4 +1,4 @@
-"""Whose states, answers and curve these are: a target is told by its contents, not by its name."""
+"""The target that states, answers and runs belong to is identified by its contents, not by its name."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dspark.errors import CheckpointError
 
 TEXT = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 LATER = {"tokenizer_content", "end_token_ids", "sampling", "users"}
-"""Keys of records that older ones do not have: what these do not say counts as the same."""
+"""Keys that older records do not have: a key that is missing there counts as the same."""
 
 SAMPLED, PLACES = 64, 4
-"""Bytes read at so many places of each tensor: training changes nearly all of a matrix, and 50 GB of weights
-are not read to find that out."""
+"""Bytes read at each place, and places in each tensor: training changes nearly all of a matrix, so that there
+is no need to read 50 GB of weights."""
 
 
 def identity(target: Path) -> str:
-    """Of a target's configuration, of its tensors' names, dtypes and shapes, and of a sample of each one's
-    bytes; the same wherever the directory is, and however the tensors are spread over files.
+    """A hash of a target's configuration, of its tensors' names, dtypes and shapes, and of a sample of each
+    one's bytes; the same wherever the directory is, and however the tensors are spread over files.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -43,10 +43,10 @@ def identity(target: Path) -> str:
 
 
 def read_record(file: Path, of: str) -> dict[str, Any]:
-    """What a directory says of the files in it; `of`: what these are, for people.
+    """The record of where a directory's files come from; `of`: what these are, for messages.
 
     Raises:
-        CheckpointError: it is missing or damaged, and nobody knows whose they are.
+        CheckpointError: it is missing or damaged, so it is unknown where they come from.
     """
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -54,14 +54,14 @@ def read_record(file: Path, of: str) -> dict[str, Any]:
             raise ValueError(f"a {type(found).__name__}, expected an object")
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{file}: cannot be read ({error}), so that nothing says what the {of} beside it are of: put it "
+            f"{file}: cannot be read ({error}), so it is unknown what the {of} next to it belong to: put it "
             "back, empty the directory, or name another one"
         ) from error
     return found
 
 
 def text_identity(target: Path) -> str:
-    """Of what a target reads and writes text with: its tokenizer's files and its chat templates.
+    """A hash of what a target reads and writes text with: its tokenizer's files and its chat templates.
 
     Raises:
         CheckpointError: they cannot be read.
@@ -78,13 +78,13 @@ def text_identity(target: Path) -> str:
 
 
 def named(target: str, content: str) -> dict[str, str]:
-    """What records say of a target: its name for people, its `identity` for comparison."""
+    """What records say about a target: its name for people, its `identity` for comparison."""
     return {"target": target, "target_content": content}
 
 
 def differing(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """The keys in which two records differ. Targets are compared by content, by name only where the record
-    that was found has no content: older ones have none."""
+    """The keys in which two records differ. Targets are compared by content, and by name only if `found` has
+    no content, as in older records."""
     keys = found.keys() | wanted.keys()
     keys -= {"target"} if "target_content" in found else {"target_content"}
     keys -= LATER - found.keys()
@@ -92,13 +92,11 @@ def differing(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
 
 
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """The first of these in words, None where the records agree."""
+    """The first difference between two records in words; None if they agree."""
     if not (odd := differing(found, wanted)):
         return None
     if odd[0] == "target_content":
-        return (
-            f"the target {found['target']!r} when its contents were others than {wanted['target']!r} has now"
-        )
+        return f"the target {found['target']!r} with other contents than {wanted['target']!r} has now"
     if odd[0] == "tokenizer_content":
         return f"another tokenizer or chat template than {wanted['target']!r} has now"
-    return f"{odd[0]} {found.get(odd[0])!r}, and {wanted.get(odd[0])!r} is asked for"
+    return f"{odd[0]} {found.get(odd[0])!r}, but {wanted.get(odd[0])!r} is asked for"

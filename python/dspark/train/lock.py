@@ -16,8 +16,8 @@ LOCK = "lock"
 
 @contextmanager
 def held(directory: Path, say: Say) -> Iterator[None]:
-    """The directory is this process's alone, until the end or its death, when the system frees the lock.
-    Nothing is locked where the system or the file system cannot, which is said.
+    """Locks the directory for this process until the context ends, or until the process dies, when the system
+    frees the lock. Nothing is locked outside POSIX, nor (with a message) where the file system cannot lock.
 
     Raises:
         ConfigError: another run holds it.

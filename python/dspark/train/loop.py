@@ -18,22 +18,22 @@ from dspark.train.step import Measured, Stepper
 from dspark.train.world import World
 
 MOST_SKIPPED = 10
-"""Steps in a row whose gradients are not finite, before the run is given up."""
+"""Steps in a row with gradients that are not finite, after which the run is given up."""
 
 CHECKPOINT_SHARE = 20
-"""Between two checkpoints lies at least this many times what the last one took, so that a slow disk does not
-hold up the run (unless they are wanted after each step)."""
+"""The time between two checkpoints is at least this many times what the last one took, so that a slow disk
+does not hold up the run (unless a checkpoint is asked for after each step)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long, and how often what; steps are optimiser steps.
+    """How long a run is, and how often it reports, evaluates and saves; steps are optimiser steps.
 
     Attributes:
-        steps: of the whole run. sequences: in each of them, over all processes.
+        steps: of the whole run. sequences: in each step, over all processes.
         report_every, evaluate_every: steps. checkpoint_seconds: between checkpoints, at least.
         stop_after: seconds from the start of the command, after which it ends with a checkpoint, to be
-            resumed; generation and hidden states count, and are not cut short. None: when the run is done.
+            resumed; generation and hidden states count, but are not cut short. None: no limit.
     """
 
     steps: int
@@ -47,7 +47,7 @@ class Pace:
 @dataclass(slots=True)
 class Progress:
     """Where a run is: steps done, seconds spent in steps, tokens of the sequences seen, and how many of the
-    steps changed nothing, since their gradients were not finite."""
+    steps changed nothing because their gradients were not finite."""
 
     step: int = 0
     seconds: float = 0.0
@@ -56,7 +56,7 @@ class Progress:
 
 
 class Loop:
-    """Runs a run from where it is to its end, or to where it is told to stop."""
+    """Continues a run from where it is to its end, or until it has to stop."""
 
     def __init__(
         self,
@@ -75,17 +75,17 @@ class Loop:
         log: Log | None,
         say: Say,
     ) -> None:
-        """`started`: when the command did, by `time.monotonic`. `evaluate` measures on held-out text (called
-        on every process), `checkpoint` writes the state."""
+        """`started`: when the command started, by `time.monotonic`. `evaluate` measures on held-out text
+        (called on every process), `checkpoint` writes the state."""
         self._stepper, self._optimiser, self._world = stepper, optimiser, world
         self._conversations, self._order = conversations, Order(len(conversations), seed)
         self._pace, self._rate, self._clip, self._started = pace, rate, clip, started
         self._evaluate, self._checkpoint, self._log, self._say = evaluate, checkpoint, log, say
         self.stop = False
-        """Set from outside (a signal): ends after the step, with a checkpoint."""
+        """Set from outside (by a signal): the run ends after the current step, with a checkpoint."""
 
     def run(self, at: Progress) -> Progress:
-        """Until the last step, `stop`, or the end of the time given. The last state is always saved.
+        """Runs until the last step, `stop`, or the end of the time given. The last state is always saved.
 
         Raises:
             NumericsError: `MOST_SKIPPED` gradients in a row were not finite.
@@ -101,11 +101,11 @@ class Loop:
             in_a_row = 0 if math.isfinite(norm) else in_a_row + 1
             if in_a_row:
                 at.skipped += 1
-                self._say(f"step {at.step:,}: its gradient is not finite, and changes nothing")
+                self._say(f"step {at.step:,}: the gradient is not finite, so the step is skipped")
             if in_a_row == MOST_SKIPPED:
                 raise NumericsError(
                     f"the gradients of {in_a_row} steps in a row, up to step {at.step:,}, were not finite: a "
-                    "lower rate, or no bf16, may help"
+                    "lower --learning-rate, or no --bf16, may help"
                 )
             last = at.step == pace.steps
             if at.step % pace.report_every == 0 or last or at.step == first.step + 1:

@@ -13,11 +13,11 @@ from dspark.train.distances import TeacherLaw, distances
 from dspark.train.forward import BlockOutputs
 
 TINY = 1e-6
-"""The reference adds this to the sums of weights, so that a batch without a label divides by something."""
+"""Added to the sums of weights, as in the reference, so that a batch without labels does not divide by 0."""
 
 
 SMOOTHING = 0.5
-"""a of D-PACE's (1 - a) q + a."""
+"""The a in D-PACE's (1 - a) q + a."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Objective:
         cross_entropy, distance, confidence: factors of the terms (paper: 0.1, 0.9, 1.0).
         decay: weight exp(-k / decay) of slot k = 0, 1, ...; 0: all slots alike.
         position_weights: "decay", or "dpace".
-        early_cross_entropy, early_share: another factor of the cross-entropy, with the rest of 1 for the
-            distance, in the first part of the run: total variation has weak gradients while the draft is
-            poor. None: the same all along.
+        early_cross_entropy, early_share: another factor for the cross-entropy, with the rest to 1 for the
+            distance, in this first share of the run: total variation has weak gradients while the draft is
+            poor. None: the same factors throughout.
     """
 
     cross_entropy: float = 0.1
@@ -42,7 +42,7 @@ class Objective:
     early_share: float = 0.25
 
     def factors(self, progress: float) -> tuple[float, float, float]:
-        """Of the three terms, `progress` (0 to 1) into the run."""
+        """The factors of the three terms, `progress` (0 to 1) into the run."""
         early = self.early_cross_entropy
         if early is None or progress >= self.early_share:
             return self.cross_entropy, self.distance, self.confidence
@@ -54,8 +54,8 @@ class Terms(NamedTuple):
 
     Attributes:
         cross_entropy, distance, confidence: sums of weight times loss. weight: the sum of the weights of
-            distance and confidence. said_weight: that of the cross-entropy: less, where the true token is
-            outside of the draft's vocabulary.
+            distance and confidence. said_weight: that of the cross-entropy, without slots whose true token
+            is outside the draft's vocabulary.
         accepted: `[M, K]`, chance 1 - TV that the slot's token is accepted, detached. counted: `[M, K]`.
     """
 
@@ -68,8 +68,8 @@ class Terms(NamedTuple):
     counted: Tensor
 
     def loss(self, factors: tuple[float, float, float], weight: Tensor, said_weight: Tensor) -> Tensor:
-        """The weighted mean; the weights may be those of more blocks than these (other micro-batches, other
-        processes), of which this is then the share."""
+        """The weighted mean. The weights may be sums over more blocks than these (other micro-batches, other
+        processes); the result is then these blocks' share of the mean."""
         ce, distance, confidence = factors
         return ce * self.cross_entropy / (said_weight + TINY) + (
             distance * self.distance + confidence * self.confidence
@@ -99,7 +99,7 @@ def loss_terms(outputs: BlockOutputs, law: TeacherLaw, rows: Tensor, said: Tenso
     if goal.position_weights == "dpace":
         true = torch.where(said >= 0, torch.exp(-entropy.detach()), 0.0)
         reached = reaching_weights(true, counted, SMOOTHING)
-        # The sums of the decay, in which `Stepper` divides before any forward pass.
+        # Scaled to the decay's sums, by which `Stepper` divides: it takes them before any forward pass.
         weights, said_weights = scaled(reached, weights), scaled(reached * (said >= 0), said_weights)
     confidence = apart.new_zeros(())
     if outputs.confidence is not None:
@@ -118,9 +118,9 @@ def loss_terms(outputs: BlockOutputs, law: TeacherLaw, rows: Tensor, said: Tenso
 
 def reaching_weights(q: Tensor, counted: Tensor, smoothing: float) -> Tensor:
     """D-PACE (as in speculators): slot k weighs the sum over j >= k of the products up to j of
-    s = (1 - a) q + a, q `[M, K]` being the draft's probability of the true token: 0 where it cannot say it.
+    s = (1 - a) q + a, where q `[M, K]` is the draft's probability of the true token (0 if it lacks that).
 
-    It is how much the expected accepted length moves with slot k.
+    This is how much the expected accepted length changes with slot k.
     """
     smooth = (1.0 - smoothing) * q + smoothing
     reached = torch.where(counted, smooth, 1.0).cumprod(1) * counted

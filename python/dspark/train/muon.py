@@ -20,11 +20,11 @@ def check_muon(sharded: bool) -> None:
         ConfigError: matrices are sharded.
     """
     if sharded:
-        raise ConfigError("Muon needs whole matrices: use data parallelism, or AdamW with FSDP")
+        raise ConfigError("Muon needs whole matrices: use --parallel ddp, or fsdp without --muon")
 
 
 def muon_of(matrices: list[nn.Parameter], weight_decay: float) -> torch.optim.Muon:
-    """torch's Muon, or `Float32Muon` where bfloat16 is no gain; errors as of `check_muon`.
+    """torch's Muon, or `Float32Muon` where bfloat16 is not faster; errors as in `check_muon`.
 
     Updates are as large as Adam's, so both can have one rate.
     """
@@ -35,15 +35,16 @@ def muon_of(matrices: list[nn.Parameter], weight_decay: float) -> torch.optim.Mu
 
 
 class Float32Muon(torch.optim.Muon):
-    """torch's Muon with its iteration in float32, with the same state.
+    """torch's Muon with the same state, but its iteration in float32.
 
-    torch iterates in bfloat16 whatever the parameters are, which a CPU without AVX512-BF16 has no gain of and
-    one with AVX2 alone no products for: steps of a two-layer draft took 54 s there, and take 4.5 s so.
+    torch iterates in bfloat16 whatever the parameters are in. A CPU without AVX512-BF16 gains nothing from
+    this, and one with AVX2 alone has no bfloat16 products: there, steps of a two-layer draft took 54 s, and
+    take 4.5 s with this class.
     """
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of every group; there is no closure to call."""
+        """Takes one step of every group; there is no closure to call."""
         for group in self.param_groups:
             momentum, rate = group["momentum"], group["lr"]
             for matrix in group["params"]:
@@ -58,8 +59,8 @@ class Float32Muon(torch.optim.Muon):
 
 
 def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """About U V^T of a matrix U S V^T, by the quintic Newton-Schulz iteration of Muon
-    (https://kellerjordan.github.io/posts/muon): singular values come to lie around 1."""
+    """Approximates U V^T of a matrix U S V^T by the quintic Newton-Schulz iteration of Muon
+    (https://kellerjordan.github.io/posts/muon), which brings all singular values to around 1."""
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.float().T if tall else matrix.float()

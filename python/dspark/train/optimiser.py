@@ -14,16 +14,16 @@ from dspark.errors import ConfigError
 from dspark.train.muon import muon_of
 
 HEADS = ("markov_head.markov_w1.", "markov_head.markov_w2.", "confidence_head.")
-"""Never under Muon: W1 and W2 are tables over the vocabulary, of which a step touches few rows (the public
-recipes keep them at Adam's high rate: with less the bias they learn stays small)."""
+"""Never trained by Muon: W1 and W2 are tables over the vocabulary, and a step touches few of their rows (the
+public recipes keep them at Adam's high rate: with a lower one, the bias that they learn stays small)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
     """Warm-up over `warmup` of all steps, then a cosine to 0 (as in DeepSpec).
 
-    With `cooldown`, a share of all steps, the rate stays at the peak until then and falls as 1 - sqrt
-    (arXiv 2405.18392): such a run can be made longer before it cools down.
+    With `cooldown`, a share of all steps, the rate stays at the peak until this last share, and then falls as
+    1 - sqrt (arXiv 2405.18392): such a run can be made longer before it cools down.
     """
 
     peak: float
@@ -54,8 +54,8 @@ class Optimiser:
         muon_factor: float = 1.0,
         weight_decay: float = 0.0,
     ) -> None:
-        """`muon`: matrices of the backbone go by Muon at `muon_factor` times the rate, scaled so that its
-        updates are as large as Adam's (arXiv 2502.16982); all else by AdamW."""
+        """`muon`: Muon trains the matrices of the backbone, at `muon_factor` times the rate and scaled so
+        that its updates are as large as Adam's (arXiv 2502.16982); AdamW trains everything else."""
         matrices = {n: p for n, p in parameters.items() if muon and p.dim() == 2 and not n.startswith(HEADS)}
         others = [p for n, p in parameters.items() if n not in matrices]
         if not parameters:
@@ -68,8 +68,8 @@ class Optimiser:
         self._parameters = list(parameters.values())
 
     def step(self, rate: float, clip: float) -> float:
-        """One step at this rate, gradients clipped to a norm of `clip` (0: as they are); returns their norm
-        before, and forgets them. Gradients that are not finite are not applied."""
+        """Takes one step at this rate with gradients clipped to a norm of `clip` (0: not clipped), returns
+        their norm before clipping, and drops them. Gradients that are not finite are not applied."""
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, clip or math.inf)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if bool(norm.isfinite()):
@@ -91,9 +91,9 @@ class Optimiser:
         return [optimiser.state_dict() for optimiser in self.parts]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Takes `state_dict` back, of as many optimisers; what was asked for now stays in force."""
+        """Restores the `state_dict` of as many optimisers; this run's own settings (`OWN`) stay in force."""
         for optimiser, state in zip(self.parts, states, strict=True):
-            # torch puts a state where the groups that it reads say: where nothing is fused, steps on the CPU.
+            # The groups that torch reads say where it puts a state: without fused, steps go to the CPU.
             groups = [
                 saved | {key: group[key] for key in OWN if key in group}
                 for saved, group in zip(state["param_groups"], optimiser.param_groups, strict=True)
@@ -102,4 +102,4 @@ class Optimiser:
 
 
 OWN = ("weight_decay", "fused")
-"""What a group has from this run's settings, and a saved one from its own; the rate comes with each step."""
+"""What a group takes from this run's settings, not from the saved group; the rate is set in each step."""

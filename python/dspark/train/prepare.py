@@ -42,7 +42,7 @@ from dspark.train.world import World, join
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What is known before anything is generated, and found to be right."""
+    """What is known and has been checked before anything is generated."""
 
     path: Path
     tokenizer: Tokenizer | None
@@ -52,7 +52,7 @@ class Preflight:
 
 
 def preflight(settings: Settings, world: World) -> Preflight:
-    """All that can be refused without a model.
+    """Runs all checks that need no model.
 
     Raises:
         DSparkError: settings, data or a checkpoint are not usable, in one sentence.
@@ -65,11 +65,11 @@ def preflight(settings: Settings, world: World) -> Preflight:
 
 
 def generate_checked(settings: Settings, checked: Preflight, world: World, say: Say) -> list[Path]:
-    """Generates what is missing, for a target that a draft can be trained for: every process its share.
-    Returns the directories that hold what was asked for, once all of it is there."""
+    """Generates what is missing, every process its share, after checking that a draft can be trained for the
+    target. Returns the directories that hold what was asked for, once all of it is there."""
     left_out = LeftOut()
     if not is_generated(settings, world):
-        # Not kept: the engine loads a copy of its own.
+        # This target is not kept: the engine loads its own copy.
         check_head(
             load_target(checked.path, device=world.device, dtype=parse_dtype(settings.dtype)), checked.path
         )
@@ -80,15 +80,15 @@ def generate_checked(settings: Settings, checked: Preflight, world: World, say: 
 
 
 def generate_only(settings: Settings, say: Say) -> list[Path]:
-    """Generates what is missing, and refuses before that what training would; see `generate_checked`."""
+    """Generates what is missing, after refusing what training would refuse; see `generate_checked`."""
     with at_work(settings, say) as (world, talk):
         return generate_checked(settings, preflight(settings, world), world, talk)
 
 
 @contextmanager
 def at_work(settings: Settings, say: Say, world: World | None = None) -> Iterator[tuple[World, Say]]:
-    """This process's place (`world`; None: as torchrun says, and left at the end) and its voice: the main
-    process talks, and holds the run's directory for all of them.
+    """This process's place (`world`; None: as torchrun says, and closed at the end) and its `say`: only the
+    main process reports, and it locks the run's directory for all of them.
 
     Raises:
         ConfigError: another run is at work there.
@@ -97,7 +97,7 @@ def at_work(settings: Settings, say: Say, world: World | None = None) -> Iterato
     talk = say if place.is_main else _silent
     try:
         with held(settings.output, talk) if place.is_main else nullcontext():
-            place.wait()  # nobody writes before the directory is theirs
+            place.wait()  # no process writes before the directory is locked
             yield place, talk
     finally:
         if world is None:
@@ -110,7 +110,7 @@ def _silent(line: str) -> None:
 
 @dataclass(slots=True)
 class Prepared:
-    """Everything before the first step."""
+    """Everything that the first step needs."""
 
     world: World
     checked: Preflight
@@ -180,7 +180,7 @@ def _draft(
 def _check_data(settings: Settings, state: dict[str, Any] | None, run: dict[str, Any]) -> None:
     if state is not None and not settings.accept_changes and state["run"]["data"] != run["data"]:
         raise ConfigError(
-            f"{settings.output}: the run there was trained on other conversations: accept changes, or name "
+            f"{settings.output}: the run there was trained on other conversations: give --accept-changes or "
             "another directory"
         )
 
@@ -195,7 +195,7 @@ def teacher_of(ready: Prepared) -> Teacher:
 
 
 def states_of(settings: Settings, ready: Prepared, teacher: Teacher, say: Say) -> StateSource:
-    """The teacher's states: the target's own passes, or a cache that is filled first."""
+    """Where the teacher's states come from: the target's own passes, or a cache that is filled first."""
     config = ready.draft.config
     directory = settings.data.cache
     if directory is None:
@@ -217,7 +217,7 @@ def states_of(settings: Settings, ready: Prepared, teacher: Teacher, say: Say) -
         "be computed"
     )
     check_size(need, settings.data.cache_limit, directory)
-    world.wait()  # all have seen the same cache, and share what is missing
+    world.wait()  # all have seen the same cache, and divide what is missing
     cache.fill(missing[world.rank :: world.size], teacher, _progress(say))
     world.wait()
     return StateCache(directory, said, say)

@@ -1,4 +1,4 @@
-"""What a run says: a line now and then, a log of JSON lines, TensorBoard scalars where it is installed."""
+"""What a run reports: a line now and then, a log of JSON lines, and TensorBoard scalars on request."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Say = Callable[[str], None]
 
 
 class Log:
-    """`log.jsonl` in the run's directory: one object for each report, with its step. A resumed run forgets
-    what was reported after the step that it goes on from."""
+    """`log.jsonl` in the run's directory: one object for each report, with its step. A resumed run drops the
+    reports of later steps than the one that it resumes from."""
 
     def __init__(self, directory: Path, step: int, tensorboard: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -26,8 +26,8 @@ class Log:
         self._board = _board(directory / "tensorboard", step) if tensorboard else None
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """One report, with null for what is not finite; nested mappings and lists become scalars named by
-        their path in TensorBoard."""
+        """Writes one report, with null for numbers that are not finite; in TensorBoard, nested mappings and
+        lists become scalars named by their path."""
         values = finite(values)
         with self._file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"step": step, **values}, allow_nan=False) + "\n")
@@ -42,7 +42,7 @@ class Log:
 
 
 def reports(directory: Path) -> list[dict[str, Any]]:
-    """What `log.jsonl` of a run's directory holds. Lines that a kill has cut are passed over."""
+    """The reports in `log.jsonl` of a run's directory. Lines that a kill cut short are skipped."""
     file, found = directory / LOG, []
     if file.exists():
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -29,10 +29,11 @@ from dspark.train.world import World, distribute, whole
 
 
 def train(settings: Settings, say: Say, world: World | None = None) -> dict[str, Any]:
-    """Trains, or goes on training, and returns what the run amounts to. The draft is in `output/draft`.
+    """Trains a draft, or resumes its training, and returns a summary of the run. The draft is in
+    `output/draft`.
 
     Args:
-        world: this process's place, which it keeps; None: as torchrun says, and left at the end.
+        world: this process's place, which is not closed; None: as torchrun says, and closed at the end.
 
     Raises:
         DSparkError: settings, data or a checkpoint are not usable, in one sentence.
@@ -47,8 +48,8 @@ def train(settings: Settings, say: Say, world: World | None = None) -> dict[str,
 def _train(settings: Settings, ready: Prepared, started: float, say: Say) -> dict[str, Any]:
     at = Progress() if ready.state is None else Progress(**ready.state["run"]["progress"])
     if ready.state is not None and at.step >= settings.pace.steps:
-        # The draft may be missing, or older: a kill came between the last state and it, or another form is
-        # asked for. Where it is neither, nothing is written.
+        # The draft may be missing or older, if a kill came between the last state and the draft, or another
+        # form may be asked for. If neither is so, nothing is written.
         load_weights(ready.state, ready.draft)
         _write_draft(settings, ready)
     else:
@@ -71,7 +72,7 @@ def _go_on(settings: Settings, ready: Prepared, at: Progress, started: float, sa
     source = states_of(settings, ready, teacher, say)
     attention = settings.attention
     if attention is None and (reason := why_not_flex(world.device, config.head_dim)) is not None:
-        say(f"attention is torch's own: {reason}")
+        say(f"using torch's own attention: {reason}")
     loss_pass = loss_pass_of(draft, detach_confidence=settings.detach_confidence, attention=attention)
     module = distribute(loss_pass, loss_pass.training_pass, list(draft.layers), world, settings.parallel)
     optimiser = Optimiser(
@@ -82,7 +83,7 @@ def _go_on(settings: Settings, ready: Prepared, at: Progress, started: float, sa
     )
     if ready.state is not None:
         load_state(ready.state, draft, optimiser)
-        say(f"goes on at step {at.step:,} of {settings.pace.steps:,}")
+        say(f"resuming at step {at.step:,} of {settings.pace.steps:,}")
     log = Log(settings.output, at.step, settings.tensorboard) if world.is_main else None
     held_out = _held_out(settings, ready, teacher)
     loop = Loop(
@@ -119,7 +120,7 @@ def _go_on(settings: Settings, ready: Prepared, at: Progress, started: float, sa
     first = at.step
     with _stopping(loop):
         at = loop.run(at)
-    if at.step == first > 0:  # no step, no checkpoint: an earlier one's draft may be missing
+    if at.step == first > 0:  # no step, so no checkpoint; but the draft may be missing
         _write_draft(settings, ready)
     if log is not None:
         log.close()
@@ -143,7 +144,7 @@ def _held_out(settings: Settings, ready: Prepared, teacher: Teacher) -> HeldOut 
 
 
 def _checkpoint(settings: Settings, ready: Prepared, optimiser: Optimiser, at: Progress) -> None:
-    """The run's state first, the draft that others read after it."""
+    """Writes the run's state first, then the draft that others read."""
     run = {**ready.run, "progress": dataclasses.asdict(at)}
     save_state(settings.output, ready.world, ready.draft, optimiser, run)
     _write_draft(settings, ready)
@@ -167,7 +168,7 @@ def _write_draft(settings: Settings, ready: Prepared) -> None:
 
 
 def _last_measured(output: Path) -> dict[str, Any]:
-    """What was found on held-out conversations, and after which step: not the last, if the run stopped."""
+    """The latest results on held-out conversations, and their step (not the last one if the run stopped)."""
     measured = [one for one in reports(output) if "held_out" in one]
     last = measured[-1] if measured else {"step": None, "held_out": None}
     return {"held_out": last["held_out"], "held_out_step": last["step"]}
@@ -175,7 +176,7 @@ def _last_measured(output: Path) -> dict[str, Any]:
 
 @contextmanager
 def _stopping(loop: Loop) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run after its step, with a checkpoint; a second one at once."""
+    """Lets Ctrl-C and SIGTERM end the run after the current step, with a checkpoint; a second one at once."""
     if os.name != "posix":
         yield
         return

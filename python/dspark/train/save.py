@@ -36,16 +36,16 @@ def save_draft(
     head: bool = True,
     target_name: str | None = None,
 ) -> None:
-    """Writes config.json and model.safetensors, both or none: an older checkpoint there stays whole until the
-    new one is, and stays as it is where it is the same. Its calibration.json is kept where only the form of
-    the weights changes.
+    """Writes config.json and model.safetensors, both or neither: an older checkpoint there stays until the
+    new one is complete, and is not touched if it is the same. Its calibration.json is kept if only the form
+    of the weights changes.
 
     Args:
         state: the draft's parameters by published names, embeddings and head included.
-        packaging: "flat" (embeddings and head are stored), "nested" (neither is), or "speculators", the one
-            with a reduced vocabulary.
-        head: whether "speculators" stores the head's rows; without, the loader takes them from the target,
-            which dspark does and other engines may not. "flat" always does, "nested" never.
+        packaging: "flat" (embeddings and head are stored), "nested" (neither is), or "speculators", the only
+            one for a reduced vocabulary.
+        head: whether "speculators" stores the head's rows; if not, the loader has to take them from the
+            target, as dspark does and other engines may not. "flat" always stores them, "nested" never.
         target_name: what the configuration calls the target ("speculators").
     """
     check_packaging(packaging, config.reduced, head)
@@ -68,9 +68,9 @@ def save_draft(
     fresh.mkdir(parents=True)
     save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
     (fresh / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    # The library makes its file private; a checkpoint is as readable as its configuration.
+    # The library makes its file private; a checkpoint should be as readable as its configuration.
     (fresh / "model.safetensors").chmod((fresh / "config.json").stat().st_mode)
-    read_draft_directory(fresh)  # what cannot be read back does not replace what can
+    read_draft_directory(fresh)  # an unreadable draft must not replace a readable one
     if _same_files(fresh, directory):
         shutil.rmtree(fresh)
         return
@@ -86,7 +86,7 @@ def _same_files(fresh: Path, directory: Path) -> bool:
 
 
 def _same_weights(directory: Path, config: DraftConfig, state: Mapping[str, Tensor]) -> bool:
-    """Whether a draft that is there has blocks as wide and stores `state`, in whatever form and precision."""
+    """Whether a draft in `directory` has the same block size and stores `state`, in any form or precision."""
     try:
         old, weights = read_draft_directory(directory)
         stored = stored_parameters(old, weights)
@@ -100,7 +100,7 @@ def _same_weights(directory: Path, config: DraftConfig, state: Mapping[str, Tens
 
 
 def packaging_of(asked: str | None, reduced: bool) -> str:
-    """What is asked for, else the one that fits the vocabulary."""
+    """The packaging that was asked for, else the one that fits the vocabulary."""
     return asked or ("speculators" if reduced else "flat")
 
 
@@ -113,14 +113,14 @@ def check_packaging(packaging: str, reduced: bool, head: bool) -> None:
         raise ConfigError(f"packaging must be one of {', '.join(configs.FORMATS)}, not {packaging!r}")
     if reduced and packaging != "speculators":
         raise ConfigError(
-            f"the packaging {packaging} has no draft vocabulary of its own: a reduced one needs speculators"
+            f"the packaging {packaging} cannot hold a reduced draft vocabulary, which needs speculators"
         )
     if packaging == "flat" and not head:
-        raise ConfigError("the packaging flat stores its head: to leave that out (lean), choose another one")
+        raise ConfigError("the packaging flat always stores the head: leave out --lean, or choose another")
 
 
 def _replace(fresh: Path, directory: Path) -> None:
-    """Puts `fresh` in the place of `directory`; after a crash between the two renames `mend` does."""
+    """Puts `fresh` in the place of `directory`; after a crash between the two renames, `mend` does so."""
     for file in fresh.iterdir():
         sync(file)
     old = _beside(directory, "old")
@@ -132,7 +132,7 @@ def _replace(fresh: Path, directory: Path) -> None:
 
 
 def mend(directory: Path) -> None:
-    """Ends what a crash between the two renames of `_replace` left: the new draft was whole by then."""
+    """Finishes a `_replace` that crashed between its two renames: the new draft was complete by then."""
     fresh, old = _beside(directory, "new"), _beside(directory, "old")
     if not directory.exists() and old.exists():
         (fresh if fresh.exists() else old).rename(directory)

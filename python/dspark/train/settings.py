@@ -1,4 +1,4 @@
-"""Everything that a run is told, checked before anything is loaded."""
+"""All settings of a run, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SAVE_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": 
 Range = tuple[Callable[[Any], bool], str]
 _COUNT: Range = lambda v: v >= 1, "at least 1"
 _NATURAL: Range = lambda v: v >= 0, "at least 0"
-_SIZE: Range = lambda v: 0.0 <= v < math.inf, "a number from 0"
+_SIZE: Range = lambda v: 0.0 <= v < math.inf, "a number of at least 0"
 _ABOVE: Range = lambda v: 0.0 < v < math.inf, "a number above 0"
-_PART: Range = lambda v: 0.0 <= v < 1.0, "a share from 0 to below 1"
+_PART: Range = lambda v: 0.0 <= v < 1.0, "a share of at least 0 and below 1"
 _SHARE: Range = lambda v: 0.0 <= v <= 1.0, "a share from 0 to 1"
 
 RANGES: dict[str, Range] = {
@@ -44,7 +44,7 @@ RANGES: dict[str, Range] = {
     "cooldown": (lambda v: 0.0 < v <= 1.0, "a share above 0 and at most 1"),
     "max_length": (lambda v: v >= 2, "at least 2"),
 }
-"""What numbers may be, wherever in the settings they are; None is a number that was not given."""
+"""The range of each number, wherever in the settings it is; None stands for a number that was not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class DataSettings:
     Attributes:
         files: conversations as they are. prompts: users' turns to answer, `samples` times each.
         self_prompts: how many prompts the target makes up; openers: a file with one per line.
-        draft: generates with this draft, and remembers where verify passes failed.
+        draft: to generate with; the positions where verify passes failed are kept.
         sampling: of answers. template_options: keywords of the target's chat template.
-        max_length: tokens of a conversation. held_out: share of the prompts.
+        max_length: most tokens of a conversation. held_out: share of the prompts.
         cache: a directory for hidden states, None: computed on the fly; cache_limit: bytes.
     """
 
@@ -81,15 +81,15 @@ class Settings:
 
     Attributes:
         target: a directory or a known name. output: the run's directory; the draft is in its `draft`.
-        shape: of a new draft; start: or a draft to go on from, whose shape holds but for the
-            training_block_size, where that is given; start_layers: the target's layers that a new
-            draft's start as copies of, its final norm with them.
+        shape: of a new draft; start: instead, a draft to continue from, which keeps its shape except
+            for the training_block_size, if that is given; start_layers: the target's layers from which
+            a new draft's layers are copied, and with them the final norm.
         anchors: blocks per sequence. failed_anchors: share of them where verify passes failed.
         context_noise: see `noisy`. learning_rate, warmup, cooldown: see `Rate`. clip (0: off), muon,
             muon_factor, weight_decay: of the optimiser.
         micro_batch: sequences at a time. bf16: autocast. attention: see `dspark.train.attention`.
         parallel: "ddp" or "fsdp". packaging, save_dtype, save_head: see `save_draft`.
-        held_out_sequences, held_out_anchors: what an evaluation measures.
+        held_out_sequences, held_out_anchors: conversations of an evaluation, and blocks in each.
     """
 
     target: str
@@ -141,7 +141,7 @@ class Settings:
             raise ConfigError(f"temperatures are {low} to {high}; expected the lower one first")
         self.data.sampling.params(0)  # refuses what no answer could be drawn with
         if "add_generation_prompt" in self.data.template_options:
-            raise ConfigError("template_options has add_generation_prompt, which is not a choice in training")
+            raise ConfigError("template_options has add_generation_prompt, which training sets itself")
         for name, chosen, known in (
             ("position_weights", self.goal.position_weights, ("decay", "dpace")),
             ("attention", KINDS[0] if self.attention is None else self.attention, KINDS),
@@ -160,9 +160,9 @@ class Settings:
             raise ConfigError("there is nothing to train on: give data, prompts, or self_prompts")
 
     def curve(self, target_content: str) -> dict[str, Any]:
-        """What decides about the learning curve: a resumed run must have the same, or say that it accepts
-        changes. How often things are written, where, and on what, is not part of it. `target_content`: the
-        target's `identity`."""
+        """The settings that determine the learning curve: a resumed run must have the same ones, unless it
+        accepts changes. They do not include how often and where things are written, nor the device.
+        `target_content`: the target's `identity`."""
         free = ("output", "pace", "data", "device", "attention", "parallel", "micro_batch", "tensorboard",
                 "packaging", "save_dtype", "save_head", "held_out_sequences", "held_out_anchors",
                 "accept_changes")  # fmt: skip

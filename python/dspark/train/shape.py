@@ -20,11 +20,11 @@ class Shape:
     """What a user chooses about a new draft; None follows the target.
 
     Attributes:
-        layers: draft layers. taps: target layers to read, default: `default_taps(5)`.
+        layers: draft layers. taps: target layers to read, default: see `default_taps`.
         block_size, training_block_size: width when served, and when trained (None: the same).
         markov_head_type: "vanilla", "gated", "rnn" or "none". markov_rank: its rank.
-        confidence: a confidence head; with the Markov feature where there is a Markov head.
-        mask_token_id: the token of a block's inputs behind the anchor; None: `mask_token` finds one.
+        confidence: a confidence head; it reads the Markov feature if there is a Markov head.
+        mask_token_id: the token for a block's inputs after the anchor; None: `mask_token` finds one.
         vocabulary: size of a reduced draft vocabulary, None: the whole.
         intermediate_size, num_attention_heads, num_key_value_heads, head_dim: of a draft layer.
     """
@@ -45,8 +45,8 @@ class Shape:
 
 
 def default_taps(layers: int, count: int = 5) -> tuple[int, ...]:
-    """Spread from the second layer to the third last, as the published drafts have them (1, 9, 17, 25, 33 of
-    36); fewer where a target has not so many."""
+    """Taps spread from the second layer to the third last, as in the published drafts (1, 9, 17, 25, 33 of
+    36); fewer if the target has too few layers."""
     first, last = min(1, max(layers - 2, 0)), max(layers - 3, 0)
     count = min(count, last - first + 1) if last > first else 1
     steps = max(count - 1, 1)
@@ -54,8 +54,8 @@ def default_taps(layers: int, count: int = 5) -> tuple[int, ...]:
 
 
 def mask_token(tokenizer: Tokenizer | None, used: Container[int]) -> int:
-    """A special token to stand for "not drafted yet": one of that name, else the first that no conversation
-    uses and that ends no text.
+    """A special token to stand for "not drafted yet": one with a name in `MASK_NAMES`, else the first that no
+    conversation uses and that is not an end token.
 
     Raises:
         ConfigError: there is none.
@@ -148,7 +148,7 @@ def _size(shape: Shape, target: Any, name: str) -> int:
 
 
 def _rope(target: Any) -> RopeConfig:
-    """The target's rotation; where only a part of its heads rotates, a plain one with its base."""
+    """The target's rotation; if only a part of each of its heads rotates, a plain one with the same base."""
     rope: RopeConfig = getattr(target, "rope", RopeConfig())
     head_dim = getattr(target, "head_dim", None)
     whole = getattr(target, "rotary_dim", head_dim) == head_dim and rope.kind != "proportional"

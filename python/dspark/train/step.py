@@ -22,8 +22,8 @@ from dspark.train.world import World
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How blocks are laid into a sequence: `anchors` of them, `width` inputs wide; a share of the anchors
-    where verify passes failed; uniform noise of this size on the taps."""
+    """How blocks are laid into a sequence: `anchors` of them, `width` inputs wide; `failed_share` of the
+    anchors where verify passes failed; uniform noise of size `context_noise` on the taps."""
 
     anchors: int
     width: int
@@ -51,7 +51,7 @@ class LossPass(nn.Module):
     def forward(self, batch: Batch, anchors: Anchors, width: int, goal: Objective) -> Terms:
         outputs = self.training_pass(batch, anchors, width)
         labels = outputs.labels
-        # Each row of the teacher once, however many blocks read it.
+        # Compute each row of the teacher once, however many blocks read it.
         needed, rows = torch.unique(labels.positions, return_inverse=True)
         logits = teacher_logits(batch.hidden.flatten(0, 1)[needed], self._head)
         law = TeacherLaw.of_logits(logits, batch.normalisers.flatten()[needed])
@@ -71,8 +71,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Laid:
-    """A micro-batch before its states are there: its generators, which go on with noise, its anchors, and its
-    sums of weights `[2]` (of all slots, and of those whose token the draft can say)."""
+    """A micro-batch before its states are read: its generators, which then draw the noise, its anchors, and
+    its sums of weights `[2]` (of all slots, and of those whose token is in the draft's vocabulary)."""
 
     conversations: list[Conversation]
     generators: list[torch.Generator]
@@ -81,7 +81,7 @@ class _Laid:
 
 
 class Stepper:
-    """Computes gradients; whose parameters move is the optimiser's affair."""
+    """Computes gradients; applying them is up to the optimiser."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Stepper:
         bf16: bool,
         seed: int,
     ) -> None:
-        """`module` is `loss_pass`, or what distributes it; `micro_batch` sequences go through at a time."""
+        """`module` is `loss_pass`, or what wraps it to distribute it; `micro_batch`: sequences at a time."""
         self._module, self._loss_pass, self._source, self._world = module, loss_pass, source, world
         self._blocks, self._goal, self._seed = blocks, goal, seed
         self._micro_batch, self._bf16 = micro_batch, bf16
@@ -126,10 +126,10 @@ class Stepper:
             with hold:
                 with torch.autocast(world.device.type, torch.bfloat16, enabled=self._bf16):
                     terms = self._module(batch, one.anchors, self._blocks.width, self._goal)
-                # Data parallelism divides by the number of processes; the weights are those of all.
+                # Data parallelism divides by the number of processes, but `weights` already sums over all.
                 (terms.loss(factors, weights[0], weights[1]) * world.size).backward()
             found.append(Terms(*(value.detach() for value in terms)))
-            del batch  # before the next one's states come
+            del batch  # before the next one's states are read
         tokens = sum(len(one.tokens) for one in sequences)
         return self._measure(found, weights, factors, tokens)
 

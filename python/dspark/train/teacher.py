@@ -1,4 +1,4 @@
-"""The frozen target as a teacher: tapped states, last states, and how its logits are normalised."""
+"""The frozen target as a teacher: tapped states, last states, and the normalisers of its logits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ROWS_AT_ONCE = 128
 """Rows of logits over the whole vocabulary in memory at a time."""
 
 AT_ONCE = 4
-"""Conversations of a pass whose states are kept."""
+"""Conversations in one pass, where the states are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Of one conversation of L tokens: `taps` `[L, taps * hidden]`, `hidden` `[L, hidden]` after the final
-    norm, `normalisers` `[L]` f32 (0 where no answer token is predicted)."""
+    """The states of a conversation of L tokens: `taps` `[L, taps * hidden]`, `hidden` `[L, hidden]` after the
+    final norm, `normalisers` `[L]` f32 (0 before the row that predicts the first answer token)."""
 
     taps: Tensor
     hidden: Tensor
@@ -33,8 +33,8 @@ class Teacher:
     """Runs conversations through the target, whole and from their beginning, as prefill does."""
 
     def __init__(self, target: Target, taps: Sequence[int], head: Tensor | None = None) -> None:
-        """`head` `[vocabulary, hidden]`, f32: of a target in 16 bits, whose own logits are too coarse (those
-        of bfloat16 around 20 are 0.06 off)."""
+        """`head` `[vocabulary, hidden]`, f32: given for a target in 16 bits, whose own logits are too coarse
+        (in bfloat16, those around 20 are off by 0.06)."""
         self.target = target
         self.taps = tuple(taps)
         self._head = head
@@ -47,7 +47,7 @@ class Teacher:
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def states(self, conversations: Sequence[Conversation]) -> list[States]:
-        """One pass over all of them.
+        """The states of these conversations, from one pass over all of them.
 
         Raises:
             NumericsError: the target gave a NaN or an infinity.

@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 GRACE = 0.2
-"""Seconds in which threads that wait for Python's lock get it."""
+"""Seconds for threads that wait for Python's lock to get it."""
 
 PATIENCE = timedelta(days=7)
-"""How long a process waits for the others: shares of answers and of hidden states take hours, some longer
-than others, and torch's own limit is minutes. torchrun ends those that wait for one that died."""
+"""How long a process waits for the others: a process's share of answers or hidden states takes hours, some
+shares longer than others, and torch's own limit is minutes. If a process dies, torchrun ends those that wait
+for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and talks."""
+        """Whether this process writes files and messages."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -42,11 +43,11 @@ class World:
         return values
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so."""
+        """Whether the flag is set in any process."""
         return bool(self.sum(torch.tensor(float(flag), device=self.device)) > 0)
 
     def agrees(self, value: str) -> bool:
-        """Whether all processes gave the same value; every one must ask."""
+        """Whether all processes gave the same value; every one must call this."""
         number = int.from_bytes(hashlib.blake2b(value.encode(), digest_size=7).digest(), "big")
         bounds = torch.tensor([number, -number], device=self.device)
         if self.size > 1:
@@ -54,26 +55,26 @@ class World:
         return bool(bounds[0] == -bounds[1])
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Waits until all processes are here."""
         if self.size > 1:
             dist.barrier()
 
     def close(self) -> None:
         """Ends the group, if there is one."""
         if self.size > 1 and dist.is_initialized():
-            # A thread of gloo's lets go of the last tensor behind the operation, and needs Python's lock for
-            # it: an interpreter that ends meanwhile kills that thread, and C++ the process.
+            # One of gloo's threads releases the last tensor after the operation, and needs Python's lock for
+            # that: an interpreter that ends meanwhile kills the thread, and C++ then kills the process.
             time.sleep(GRACE)
             dist.destroy_process_group()
 
 
 def is_main_process() -> bool:
-    """Whether this is the main process of those that torchrun started, or alone; before `join`, too."""
+    """Whether this process is alone or the main one of those that torchrun started; also before `join`."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def join(device: torch.device) -> World:
-    """This process alone, or its place in what torchrun started (NCCL on GPUs, gloo on CPUs)."""
+    """This process alone, or joined to the others that torchrun started (NCCL on GPUs, gloo on CPUs)."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return World(0, 1, device)
@@ -88,9 +89,9 @@ def join(device: torch.device) -> World:
 def distribute(
     module: nn.Module, inner: nn.Module, layers: list[nn.Module], world: World, how: str
 ) -> nn.Module:
-    """The module for this world: itself alone, under DistributedDataParallel ("ddp"), or sharded in place
-    ("fsdp", torch's FSDP2): each of `layers` by itself, and what else `inner` has, which holds all parameters
-    and may be called without `module`."""
+    """The module for this world: as it is for one process, under DistributedDataParallel ("ddp"), or sharded
+    in place ("fsdp", torch's FSDP2): each of `layers` by itself, then the rest of `inner`, which holds all
+    parameters and may be called without `module`."""
     if world.size == 1:
         return module
     if how == "ddp":
@@ -104,7 +105,8 @@ def distribute(
 
 
 def whole(value: Any) -> Any:
-    """A tensor out of its shards; every process must ask. Other values as they are, containers inside."""
+    """A tensor gathered from its shards, also inside dicts and lists; other values are returned as they are.
+    Every process must call this."""
     if hasattr(value, "full_tensor"):
         return value.full_tensor()
     if isinstance(value, dict):

@@ -1,5 +1,5 @@
-//! The block as a whole (Sun et al., "Block verification accelerates speculative decoding",
-//! arXiv 2403.10444, algorithm 2).
+//! The rule `block` judges the block as a whole (Sun et al., "Block verification accelerates speculative
+//! decoding", arXiv 2403.10444, algorithm 2).
 
 use super::drafts::Read;
 use super::judged::Judged;
@@ -33,14 +33,15 @@ fn judge_prefixes(block: &mut Judged<'_, '_>) -> Result<(usize, u32), NumericsEr
     for k in 0..drafted {
         let x = block.ids[k];
         let (p, q) = (block.target_law(k)?, block.draft_law(k)?);
-        // Behind a token that the target never says nothing lives, also one that the draft never says (0 times inf).
+        // After a token that the target never draws, every longer prefix has weight 0, even where the draft
+        // never draws the token either (which would give 0 times infinity).
         let longer =
             if weight > 0.0 { f64::min(weight * ratio(p.prob(x), offered(&q, x)), 1.0) } else { 0.0 };
         prefixes.push(Prefix { weight, p, q });
         weight = longer;
         block.history.push(x);
     }
-    // The longest is tested first: the masses of shorter ones are needed only if it fails.
+    // The longest is tested first: the residual masses of shorter ones are needed only if it fails.
     let whole = drafted == 0 || block.noise.accept(drafted - 1) < weight;
     let kept = if whole {
         drafted

@@ -1,5 +1,5 @@
-//! Keep while equal to the target's own draw (Daliri et al., "Coupling without communication and
-//! drafter-invariant speculative decoding", arXiv 2408.07978).
+//! The rule `coupled` keeps drafted tokens while they equal the target's own draw (Daliri et al., "Coupling
+//! without communication and drafter-invariant speculative decoding", arXiv 2408.07978).
 
 use super::NumericsError;
 use super::judged::Judged;

@@ -1,4 +1,4 @@
-//! The laws of drafted tokens, at hand or to be read from the draft's logits.
+//! The laws of drafted tokens, which the draft has kept or which are built from its logits.
 
 use std::ops::Deref;
 
@@ -13,7 +13,7 @@ use crate::rows::Rows;
 pub(super) enum Drafts<'a> {
     /// The draft kept them.
     Laws(&'a [Law<'a>]),
-    /// They are those of logits under the request's parameters.
+    /// They are built from logits under the request's parameters.
     Logits(Rows<'a>),
 }
 
@@ -35,7 +35,7 @@ impl<'a> Drafts<'a> {
         }
     }
 
-    /// Number of laws that can be asked for.
+    /// Number of laws available.
     pub fn len(self) -> usize {
         match self {
             Drafts::Laws(laws) => laws.len(),
@@ -44,7 +44,7 @@ impl<'a> Drafts<'a> {
     }
 }
 
-/// A draft's law, borrowed or built for the occasion.
+/// A draft's law, borrowed or built on demand.
 pub(super) enum Read<'a> {
     Kept(&'a Law<'a>),
     Built(Law<'a>),
@@ -62,7 +62,7 @@ impl<'a> Deref for Read<'a> {
 }
 
 impl Read<'_> {
-    /// Gives the buffers of a law that was built back.
+    /// Returns the buffers of a built law to the workspace.
     pub fn recycle(self, workspace: &mut Workspace) {
         if let Read::Built(law) = self {
             workspace.recycle(law);

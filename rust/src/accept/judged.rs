@@ -10,8 +10,8 @@ use crate::params::SamplingParams;
 use crate::rows::Rows;
 use crate::threads;
 
-/// A block, its request and its noise. Rules walk along it: the law of a row is that after the tokens that
-/// were pushed to the history so far.
+/// A block, its request and its noise. Rules walk along the block: the law of a row is the one after the
+/// tokens pushed to the history so far.
 pub(super) struct Judged<'a, 'b> {
     pub target: Rows<'a>,
     pub ids: &'a [u32],
@@ -24,7 +24,7 @@ pub(super) struct Judged<'a, 'b> {
 }
 
 impl<'a> Judged<'a, '_> {
-    /// Applies a rule. The history then ends with the last accepted token, or is as before if this fails.
+    /// Applies a rule. The history then ends with the last accepted token, or is unchanged if this fails.
     pub fn judge(mut self, rule: Rule) -> Result<Verdict, AcceptError> {
         self.check()?;
         let before = self.history.generated();
@@ -57,7 +57,7 @@ impl<'a> Judged<'a, '_> {
 
     /// Runs a rule, or the rest of one, on the threads of the pool if the rows are long.
     ///
-    /// The way into the pool and out of it takes about as long as one row.
+    /// Entering and leaving the pool takes about as long as one row.
     pub fn shared<T: Send>(&mut self, rule: impl FnOnce(&mut Self) -> T + Send) -> T {
         let is_worth_it = self.target.cols() >= LONG
             && !self.params.is_greedy()
@@ -90,11 +90,11 @@ impl<'a> Judged<'a, '_> {
         self.drafts.law(k, self.params, self.history, self.workspace)
     }
 
-    /// Notes the log-probabilities of a token kept from row `k`, of law `p`, if the request wants them.
+    /// Records the log-probabilities of a token kept from row `k`, of law `p`, if the request wants them.
     pub fn report(&mut self, k: usize, p: &Law<'_>, token: u32) -> Result<(), NumericsError> {
         let Some(n) = self.params.logprobs else { return Ok(()) };
         let reported = if self.params.is_greedy() {
-            // At temperature 0 the law is a point: what is reported is the row before its temperature.
+            // At temperature 0 the law is a point, so what is reported is the law before temperature.
             let law = self.law(k, &self.params.before_temperature())?;
             let reported = law.logprobs(token, n, self.workspace);
             self.workspace.recycle(law);

@@ -21,13 +21,13 @@ use judged::Judged;
 /// How drafted tokens are judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
-    /// Each token by itself: x stays with probability min(1, p(x) / q(x)), else a token of
-    /// max(p - q, 0) takes its place (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
+    /// Each token by itself: x is kept with probability min(1, p(x) / q(x)), otherwise replaced by a draw
+    /// from max(p - q, 0) (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
     Rejection,
-    /// The prefix as a whole (Sun et al., arXiv 2403.10444): never fewer tokens in expectation.
+    /// The block as a whole (Sun et al., arXiv 2403.10444): never keeps fewer tokens in expectation.
     Block,
-    /// The target draws with noise that depends on seed and position alone; drafted tokens stay while they
-    /// equal its own (Daliri et al., arXiv 2408.07978). The text does not depend on the draft.
+    /// The target draws with noise that depends on seed and position alone; drafted tokens are kept while
+    /// they equal the target's (Daliri et al., arXiv 2408.07978). The text does not depend on the draft.
     Coupled,
 }
 
@@ -86,9 +86,9 @@ pub enum AcceptError {
 /// Judges the drafted tokens `ids` (L of them) by the target's logits (L + 1 rows: row `k` is that of the
 /// token after `k` drafted ones).
 ///
-/// `q[k]` is the law that `ids[k]` was really drawn from; laws past the L-th are ignored, and `coupled` looks
-/// at none. Before the call `history` ends with the anchor; after it, with the last accepted token, the
-/// verdict's `token` not included; it is unchanged if the call fails. Rows behind the first rejection are
+/// `q[k]` is the law that `ids[k]` was really drawn from; laws past the L-th are ignored, and `coupled`
+/// ignores them all. Before the call `history` ends with the anchor; after it, with the last accepted token,
+/// the verdict's `token` not included; it is unchanged if the call fails. Rows behind the first rejection are
 /// never read, except by `block`, which needs them all.
 #[expect(clippy::too_many_arguments, reason = "a block, its request and its noise, each owned by another")]
 pub fn accept(
@@ -112,7 +112,7 @@ pub fn accept(
     Judged { target, ids, drafts, params, history, noise, workspace, logprobs: Vec::new() }.judge(rule)
 }
 
-/// The same from the draft's logits (at least L rows), whose laws are those of `params` and are built only as
+/// Like [`accept`], but builds the draft's laws from its logits (at least L rows) under `params`, and only as
 /// far as they are needed.
 #[expect(clippy::too_many_arguments, reason = "a block, its request and its noise, each owned by another")]
 pub fn accept_logits(
@@ -139,7 +139,7 @@ pub fn accept_logits(
     Judged { target, ids, drafts, params, history, noise, workspace, logprobs: Vec::new() }.judge(rule)
 }
 
-/// p / q, where nothing that the target never says is ever accepted.
+/// p / q, but 0 where p is 0: a token that the target never draws is never accepted, even if q is 0.
 fn ratio(p: f64, q: f64) -> f64 {
     if p > 0.0 { p / q } else { 0.0 }
 }

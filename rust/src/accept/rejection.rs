@@ -1,4 +1,5 @@
-//! Token by token (Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318).
+//! The rule `rejection` judges token by token (Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al.,
+//! arXiv 2302.01318).
 
 use super::judged::Judged;
 use super::{NumericsError, ratio};
@@ -8,7 +9,7 @@ use crate::mutant::{self, Mutant};
 /// Keeps drafted tokens while u < p(x) / q(x). The first that fails is replaced by a draw from
 /// max(p - q, 0); if none fails, the last row gives a bonus token.
 pub(super) fn judge(block: &mut Judged<'_, '_>) -> Result<(usize, u32), NumericsError> {
-    // A rejection of the first token is over before other threads would be awake.
+    // A rejection of the first token is decided before other threads would be awake.
     let Some(first) = block.ids.first() else { return Ok((0, bonus(block)?)) };
     if let Some(token) = replacement(block, 0, *first)? {
         return Ok((0, token));
@@ -42,7 +43,7 @@ fn replacement(block: &mut Judged<'_, '_>, k: usize, x: u32) -> Result<Option<u3
     Ok(replacement)
 }
 
-/// The token after a block of which everything was kept, drawn from the target's last row.
+/// The token after a block that was kept whole, drawn from the target's last row.
 pub(super) fn bonus(block: &mut Judged<'_, '_>) -> Result<u32, NumericsError> {
     let last = block.drafted();
     let p = block.target_law(last)?;

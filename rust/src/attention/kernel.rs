@@ -1,7 +1,7 @@
 //! One request's rows against one key head.
 //!
-//! Every query is summed in the same order whatever stands beside it, so a row's result does not depend, bit for bit,
-//! on how many rows a pass verifies.
+//! Every query is summed in the same order whatever other rows the pass has, so a row's result is the same to
+//! the last bit however many rows a pass verifies.
 
 use half::bf16;
 
@@ -12,10 +12,10 @@ use super::softmax::Softmax;
 use super::tile::{TILE, add_values, score};
 use super::{Heads, Layer, Segment};
 
-/// Queries that share one reading of a tile's values.
+/// Number of queries that share one read of a tile's values.
 const BLOCK: usize = 4;
 
-/// Numbers that keys, values and heads are stored in.
+/// The type of the numbers in which keys, values and heads are stored.
 pub trait Element: Copy + Send + Sync + 'static {
     #[doc(hidden)]
     fn widen(self) -> f32;
@@ -23,7 +23,7 @@ pub trait Element: Copy + Send + Sync + 'static {
     #[doc(hidden)]
     fn narrow(number: f32) -> Self;
 
-    /// A run of stored numbers as `f32`: itself, or a copy in `space`.
+    /// A run of stored numbers as `f32`: the run itself, or a copy in `space`.
     #[doc(hidden)]
     fn view<'a>(run: &'a [Self], space: &'a mut [f32]) -> &'a [f32];
 }

@@ -1,25 +1,25 @@
-//! Sixteen `f32` side by side, in the registers that the processor has.
+//! Vectors of sixteen `f32`, in the registers that the processor has.
 
 use super::LANES;
 
-/// A vector of [`LANES`] numbers. Every implementation rounds alike, so results do not depend on the processor.
+/// A vector of [`LANES`] numbers. All implementations round alike, so results do not depend on the processor.
 pub(super) trait Lanes: Copy {
     /// Zeros.
     ///
     /// # Safety
-    /// This and all below: the processor has the implementation's instructions.
+    /// For this and all methods below: the processor has the implementation's instructions.
     unsafe fn zero() -> Self;
-    /// One number, everywhere.
+    /// One number in all lanes.
     unsafe fn splat(number: f32) -> Self;
-    /// Sixteen numbers.
+    /// Reads sixteen numbers.
     unsafe fn load(numbers: &[f32; LANES]) -> Self;
-    /// The same, out.
+    /// Writes the sixteen numbers.
     unsafe fn store(self, numbers: &mut [f32; LANES]);
     /// self * factor + addend, rounded once.
     unsafe fn times_plus(self, factor: Self, addend: Self) -> Self;
 }
 
-/// Any processor.
+/// For any processor.
 #[derive(Clone, Copy)]
 pub(super) struct Portable([f32; LANES]);
 
@@ -60,7 +60,8 @@ pub(super) mod x86 {
     #[derive(Clone, Copy)]
     pub(in super::super) struct Avx512(__m512);
 
-    // SAFETY, of every block here: the caller vouches for the instructions, and references are valid for LANES numbers.
+    // SAFETY, of every block here: the caller vouches for the instructions, and references are valid for
+    // LANES numbers.
     impl Lanes for Avx512 {
         #[inline(always)]
         unsafe fn zero() -> Self {

@@ -1,8 +1,8 @@
 //! Attention of the newest rows of many sequences over their cached keys and values, in one call per layer.
 //!
-//! torch has no operation for ragged rows over separate caches, and a call per request costs more than its arithmetic:
-//! with 32 requests of SmolLM2 half of a pass. Here a layer is a list of independent tasks, one for each request and
-//! key head, which any workers may take.
+//! torch has no operation for ragged rows over separate caches, and a call per request costs more than its
+//! arithmetic: with 32 requests of SmolLM2, half of a pass. Here a layer is a list of independent tasks, one
+//! for each request and key head, which any workers may take.
 
 mod kernel;
 mod lanes;
@@ -27,19 +27,19 @@ pub struct Heads {
     pub size: usize,
 }
 
-/// What the rows of a request see.
+/// Which keys the rows of a request see.
 #[derive(Debug, Clone, Copy)]
 pub struct Reach {
     /// Whether a row sees nothing later than itself.
     pub causal: bool,
-    /// Keys that a row sees at most; `None` for all.
+    /// The most keys that a row sees; `None` for all.
     pub window: Option<usize>,
-    /// Whether the window does not slide: every row sees `window` keys before the first row, and the rows.
+    /// Whether the window is fixed: every row sees the `window` keys before the first row, and the rows.
     pub anchored: bool,
 }
 
 impl Reach {
-    /// The keys from the first to before the last that row `row` of `rows` behind `length` keys sees.
+    /// The range of keys (end exclusive) that row `row` of `rows`, behind `length` keys, sees.
     pub(crate) fn of(self, row: usize, rows: usize, length: usize) -> (usize, usize) {
         let own = length + row;
         let end = if self.causal { own + 1 } else { length + rows };
@@ -52,7 +52,7 @@ impl Reach {
     }
 }
 
-/// One request's rows of a pass, and where its cache lies.
+/// One request's rows of a pass, and where its cache is.
 ///
 /// The cache is `[layers, 2 * key heads, capacity, size]`, the key heads before the value heads.
 #[derive(Debug, Clone, Copy)]
@@ -65,7 +65,7 @@ pub struct Segment {
     pub length: usize,
     /// New rows, written behind them.
     pub rows: usize,
-    /// The first of them in the pass.
+    /// Index of the first of them in the pass.
     pub first: usize,
 }
 
@@ -76,7 +76,8 @@ pub struct Layer {
     pub index: usize,
     /// Visibility.
     pub reach: Reach,
-    /// Address of the rows `[rows, query heads + key heads + value heads, size]`: queries scaled, both rotated.
+    /// Address of the rows `[rows, query heads + key heads + value heads, size]`; queries are scaled, queries
+    /// and keys rotated.
     pub input: usize,
     /// Numbers from one row to the next.
     pub row_stride: usize,
@@ -86,7 +87,7 @@ pub struct Layer {
 
 /// Runs tasks 0 .. n, each once, in any order, on any threads; returns when all are done.
 pub trait Workers {
-    /// Runs them.
+    /// Runs all tasks.
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync));
 }
 
@@ -111,8 +112,8 @@ impl<T: Element> Pass<T> {
     /// A pass of these rows.
     ///
     /// # Safety
-    /// For as long as the pass is used, each segment's cache is memory of `T` of the shape it says, with at least
-    /// `length + rows` of `capacity` positions, and the caches do not overlap.
+    /// For as long as the pass is used, each segment's cache is memory of `T` of the stated shape, with at
+    /// least `length + rows` of `capacity` positions, and the caches do not overlap.
     ///
     /// # Panics
     /// If a head's size is not a multiple of [`LANES`], or a segment's rows exceed its capacity.
@@ -137,8 +138,9 @@ impl<T: Element> Pass<T> {
     /// Writes the new keys and values of a layer behind the cached ones, and attends.
     ///
     /// # Safety
-    /// `layer.input` and `layer.output` are memory of `T` for every row of the segments, apart from each other and from
-    /// the caches, which nobody else uses meanwhile; the caches have the layer `layer.index`.
+    /// `layer.input` and `layer.output` are memory of `T` for every row of the segments, disjoint from each
+    /// other and from the caches, and nobody else uses any of it meanwhile; the caches have the layer
+    /// `layer.index`.
     pub unsafe fn layer(&self, layer: &Layer, workers: &impl Workers) {
         let keys = self.heads.keys;
         workers.run(self.segments.len() * keys, &|task| {

@@ -1,4 +1,4 @@
-//! The running softmax of one query: what makes attention one pass over the keys.
+//! The running softmax of one query, with which attention takes a single pass over the keys.
 
 use super::LANES;
 use super::tile::TILE;
@@ -14,18 +14,18 @@ pub(super) struct Softmax {
 }
 
 impl Softmax {
-    /// Of no keys.
+    /// The state over no keys.
     pub(super) const EMPTY: Softmax = Softmax { max: f32::NEG_INFINITY, sum: 0.0 };
 
-    /// Takes scores in, turns them into weights relative to the new largest, and gives the factor that brings earlier
-    /// weights to the same scale.
+    /// Absorbs scores, turns them into weights relative to the new largest score, and returns the factor that
+    /// brings earlier weights to the same scale.
     #[inline(always)]
     pub(super) fn absorb(&mut self, scores: &mut [f32; TILE]) -> f32 {
         let (runs, _) = scores.as_chunks_mut::<LANES>();
         let mut largest = [self.max; LANES];
         for run in runs.iter() {
             for (largest, &score) in largest.iter_mut().zip(run) {
-                // Not `f32::max`, which costs more to treat NaN as this does: it is passed over.
+                // Not `f32::max`: it skips NaN as this does, but costs more.
                 *largest = if score > *largest { score } else { *largest };
             }
         }
@@ -34,7 +34,7 @@ impl Softmax {
             max = if lane > max { lane } else { max };
         }
         if max == f32::NEG_INFINITY {
-            // Nothing is visible yet, or nothing that is a number.
+            // No key is visible yet, or no visible score is a number.
             if scores.iter().any(|score| score.is_nan()) {
                 self.sum = f32::NAN;
             }
@@ -45,7 +45,7 @@ impl Softmax {
         for run in runs {
             for (sum, score) in sums.iter_mut().zip(run) {
                 let below = *score - max;
-                // `exp` gives what is not a number no weight; here it has to show.
+                // `exp` turns NaN into the weight 0; here NaN has to show.
                 *score = if below.is_nan() { below } else { exp(below) };
                 *sum += *score;
             }
@@ -60,7 +60,7 @@ impl Softmax {
         scale
     }
 
-    /// 1 / sum: what turns the weighted sum of values into their mean. NaN scores leave a NaN.
+    /// 1 / sum, the factor that turns the weighted sum of values into their mean. NaN scores make it NaN.
     #[inline(always)]
     pub(super) fn inverse_sum(&self) -> f32 {
         self.sum.recip()

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// One request: its cache of `layers` layers, before the pass.
+/// One request with its cache of `LAYERS` layers, before the pass.
 #[derive(Clone)]
 struct Request<T> {
     cache: Vec<T>,
@@ -26,7 +26,7 @@ fn request<T: Element>(heads: Heads, length: usize, rows: usize, seed: u32) -> R
     Request { cache, capacity, length, rows }
 }
 
-/// The output of layer 1 over the requests side by side; their caches afterwards.
+/// Attends layer 1 of all requests in one pass: returns the output and updates the caches.
 fn run<T: Element>(heads: Heads, reach: Reach, requests: &mut [Request<T>], input: &[T]) -> Vec<T> {
     let width = heads.keys * heads.groups * heads.size;
     let rows: usize = requests.iter().map(|request| request.rows).sum();
@@ -130,7 +130,7 @@ proptest! {
                     }
                 }
             }
-            // Alone, the same bits; the cache has the new rows, and nothing else is touched.
+            // A request alone has the same bits; its cache has the new rows, and nothing else changed.
             let (from, to) = (first, first + request.rows);
             let mut alone = [before.clone()];
             let again = run(heads, reach, &mut alone, &input[from * width..to * width]);
@@ -156,7 +156,7 @@ proptest! {
         let reach = Reach { causal: true, window: None, anchored: false };
         let input: Vec<f32> = (0..rows * width).map(|i| number(i, seed)).collect();
         let all = run(heads, reach, &mut [request(heads, length, rows, seed)], &input);
-        // The same memory, but for one row fewer in the pass.
+        // The same memory, but one row fewer in the pass.
         let mut fewer = request::<f32>(heads, length, rows, seed);
         fewer.rows -= 1;
         let part = run(heads, reach, &mut [fewer], &input[..(rows - 1) * width]);

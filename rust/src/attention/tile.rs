@@ -3,7 +3,7 @@
 use super::LANES;
 use super::lanes::Lanes;
 
-/// Keys that are scored before their values are added up: both stay in the first-level cache.
+/// Keys that are scored before their values are added up: few enough that both stay in the first-level cache.
 pub(super) const TILE: usize = 64;
 
 /// Products of a query with the keys of a tile.
@@ -94,7 +94,7 @@ pub(super) unsafe fn add_values<V: Lanes, const R: usize>(
     }
 }
 
-/// The same for C columns of sixteen numbers, whose sums the registers hold.
+/// The same for C columns of sixteen numbers, whose sums are held in registers.
 ///
 /// # Safety
 /// The processor has the instructions of `V`.

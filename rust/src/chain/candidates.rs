@@ -3,13 +3,14 @@
 
 use multiversion::multiversion;
 
-/// Logits looked at together: in a long row nearly all groups have nothing to add.
+/// Logits checked together: in a long row, nearly all groups have nothing to add.
 const GROUP: usize = 32;
 
-/// Precisions that rows are searched in.
+/// The precisions in which rows are searched.
 pub(crate) trait Largest: Sized {
-    /// Writes the ids of the `count` largest finite logits in ascending order; equal ones go to the lower id.
-    /// Fewer if fewer are finite; minus infinity is never one of them. False if a logit is NaN or plus infinity.
+    /// Writes the ids of the `count` largest finite logits, or of all if fewer are finite, in ascending
+    /// order. Among equal logits the lower ids are taken; minus infinity never is. False if a logit is NaN or
+    /// plus infinity.
     fn largest(row: &[Self], count: usize, ids: &mut Vec<u32>) -> bool;
 }
 
@@ -20,11 +21,11 @@ macro_rules! largest {
 
             const SIGN: $bits = 1 << (<$bits>::BITS - 1);
 
-            /// A number that is less for a larger logit, or for the lower id of equal ones: integers are sorted
-            /// several times faster than pairs.
+            /// A number that is smaller for a larger logit, or for the lower id of equal ones: integers are
+            /// sorted several times faster than pairs.
             #[inline(always)]
             fn key(x: $real, id: u32) -> $key {
-                // + 0.0 makes one of the two zeros.
+                // Adding 0.0 turns -0 into 0.
                 let bits = (x + 0.0).to_bits();
                 let falling = if bits & SIGN == 0 { !(bits | SIGN) } else { bits };
                 <$key>::from(falling) << 32 | <$key>::from(id)
@@ -42,7 +43,7 @@ macro_rules! largest {
                 if count == 0 {
                     return row.iter().all(|&x| x < <$real>::INFINITY);
                 }
-                // Some more than are asked for, so that sorting out is rare.
+                // Room for more than `count`, so that selecting is rare.
                 let mut kept: Vec<$key> = Vec::with_capacity(2 * count + GROUP);
                 let mut bar = <$real>::NEG_INFINITY;
                 for (group, first) in row.chunks(GROUP).zip((0u32..).step_by(GROUP)) {
@@ -58,7 +59,7 @@ macro_rules! largest {
                         if x.is_nan() || x == <$real>::INFINITY {
                             return false;
                         }
-                        // What equals the bar comes after what set it.
+                        // A logit equal to the bar has a higher id than the one that set the bar.
                         if x > bar {
                             kept.push(key(x, id));
                         }
@@ -75,7 +76,7 @@ macro_rules! largest {
                 true
             }
 
-            /// Keeps the `count` largest logits; gives the smallest kept.
+            /// Keeps the `count` largest logits and returns the smallest of them.
             fn keep(kept: &mut Vec<$key>, count: usize) -> $real {
                 kept.select_nth_unstable(count - 1);
                 kept.truncate(count);

@@ -1,5 +1,5 @@
-//! The Markov heads: how the token just drawn bends the logits of the next one, by the formulas of the paper's
-//! section 3.1 and of the published checkpoints.
+//! The Markov heads: how the token just drawn biases the logits of the next one, by the formulas of the
+//! paper's section 3.1 and of the published checkpoints.
 
 use thiserror::Error;
 
@@ -13,14 +13,15 @@ use crate::rows::{Row, Rows};
 pub struct Heads<'a> {
     /// Without it every slot is drawn from its base logits alone.
     pub markov: Option<MarkovHead<'a>>,
-    /// Without it there are no confidences, and only the fixed policy has something to work with.
+    /// Without it there are no confidences; plans by throughput use the acceptance of past rounds instead.
     pub confidence: Option<ConfidenceHead<'a>>,
-    /// The tokens that the columns of the base logits stand for, ascending; absent if column i is token i. Of a
-    /// reduced draft vocabulary: laws, history and W1 know target ids alone, base logits and W2 have these rows.
+    /// The tokens of the columns of the base logits, ascending; absent if column i is token i. With a reduced
+    /// draft vocabulary, laws, history and W1 use target ids, and only base logits and W2 are indexed by
+    /// column.
     pub vocabulary: Option<&'a [u32]>,
 }
 
-/// A low-rank bias on the base logits (paper, equations 4 to 6): B_k = W2 f(W1[x_{k-1}], ...), r being the rank.
+/// A low-rank bias on the base logits (paper, equations 4 to 6): B_k = W2 f(W1[x_{k-1}], ...), with rank r.
 #[derive(Debug, Clone, Copy)]
 pub struct MarkovHead<'a> {
     /// f.
@@ -31,7 +32,7 @@ pub struct MarkovHead<'a> {
     pub w2: Rows<'a>,
 }
 
-/// What makes the latent vector that W2 projects. H is the hidden size, e = W1[x_{k-1}].
+/// How the latent vector f that W2 projects is made. H is the hidden size, e = W1[x_{k-1}].
 #[derive(Debug, Clone, Copy)]
 pub enum MarkovKind<'a> {
     /// f = e.
@@ -50,8 +51,8 @@ pub enum MarkovKind<'a> {
         joint_w: Rows<'a>,
         /// b, 3r elements.
         joint_b: Row<'a>,
-        /// Hidden states begin with a row of the anchor's own slot. Nothing is drawn there (the draft drops it),
-        /// but the state goes through it, with the anchor as its token.
+        /// Whether hidden states begin with a row for the anchor's own slot. Nothing is drawn from it (the
+        /// draft drops it), but the state takes a step over it, with the anchor as its token.
         through_anchor: bool,
     },
 }
@@ -144,7 +145,7 @@ impl Heads<'_> {
         Ok(())
     }
 
-    /// Rows of hidden states for each request, of which `gamma` are drafted from.
+    /// Rows of hidden states that each request has if `gamma` tokens are drafted.
     pub fn hidden_rows(&self, gamma: usize) -> usize {
         gamma + self.markov.map_or(0, |head| head.kind.lead())
     }
@@ -176,7 +177,7 @@ fn length(tensor: &'static str, row: Row<'_>, expected: usize) -> Result<(), Hea
     if found == expected { Ok(()) } else { Err(HeadError::Shape { tensor, expected, found }) }
 }
 
-/// The head's side of one chain: what it remembers, and the vectors of the current step.
+/// What the Markov head keeps during one chain: its state, and the vectors of the current step.
 #[derive(Debug, Default)]
 pub(super) struct Latent<R> {
     /// `[h_k; e]`, each present if there is one.
@@ -201,12 +202,12 @@ impl<R: Compute> Latent<R> {
         }
     }
 
-    /// `[h_k; e]`: what the confidence head reads.
+    /// `[h_k; e]`, the input of the confidence head.
     pub(super) fn features(&self) -> &[R] {
         &self.features
     }
 
-    /// Advances the head by one step; gives the vector that W2 projects.
+    /// Advances the head by one step and returns the vector that W2 projects.
     pub(super) fn advance(&mut self, kind: &MarkovKind<'_>) -> &[R] {
         let (hidden, embedding) = self.features.split_at(self.hidden);
         let rank = embedding.len();

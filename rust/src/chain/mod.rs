@@ -1,11 +1,12 @@
 //! The Markov chain of one block, on the CPU: from a backbone's base logits to drafted tokens.
 //!
-//! Each step bends the base logits by the token that the step before it drew, and draws from the law that the
-//! request's sampling parameters make of them, with the tokens of the block so far in the history that penalties
-//! look at. That law is kept: it is the `q` of the acceptance rule.
+//! Each step biases the base logits by the token that the previous step drew, and draws from the law that the
+//! request's sampling parameters make of them; penalties count the tokens of the block so far. That law is
+//! kept: it is the `q` of the acceptance rule.
 //!
 //! The confidence of a token is known before the token is drawn. Under the threshold policy the chain ends
-//! before the first one that is too low, so that no draw is wasted, and none is dropped for what it was.
+//! before the first confidence that is too low, so that no draw is wasted, and no token is dropped because of
+//! what it is.
 
 mod candidates;
 mod heads;
@@ -28,17 +29,17 @@ use steps::{Precision, Steps};
 /// How far a chain goes, and over what.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ChainSettings<'a> {
-    /// Tokens to draft at most; a chain shorter than the block is a prefix of the whole one.
+    /// The most tokens to draft; a chain shorter than the block is a prefix of the whole one.
     pub limit: usize,
-    /// End before the first confidence below this. 0 never does.
+    /// Ends the chain before the first confidence below this. 0 never does.
     pub threshold: Option<f64>,
-    /// Draw among this many tokens, those with the largest base logits, and let only these have a bias. It
-    /// then costs candidates x rank instead of vocabulary x rank; `q` lives on the candidates, so the output's
-    /// law is the same.
+    /// Draws only among this many tokens, those with the largest base logits, and computes the bias only for
+    /// them. It then costs candidates x rank instead of vocabulary x rank; `q` is the law over the
+    /// candidates, so the output's distribution stays the same.
     pub candidates: Option<usize>,
     /// Calibration: one temperature for each slot of the block (see [`crate::calibration::Calibration`]).
     pub temperatures: Option<&'a [f64]>,
-    /// What to add to each slot's calibrated logit. From past rounds only, as all that decides how far a chain goes.
+    /// Offsets to each slot's calibrated logit. From past rounds only, like everything that limits a chain.
     pub offsets: Option<&'a [f64]>,
 }
 
@@ -53,7 +54,7 @@ pub struct Chain {
     pub confidence: Vec<f32>,
     /// Whether a confidence below the threshold ended the chain.
     pub cut: bool,
-    /// Rows from which nothing could be drawn: such a row ends the chain before it.
+    /// Number of rows that nothing could be drawn from: such a row ends the chain before it.
     pub bad_rows: u32,
 }
 
@@ -68,19 +69,19 @@ impl Chain {
 
 /// Drafts one block behind `anchor`, the last committed token.
 ///
-/// * `base`: base logits U, `[gamma, draft vocabulary]`; `hidden`: backbone states h, `[gamma, H]`, needed by the
-///   heads that read them. Row k belongs to drafted token k, from 0; behind a row of the anchor's own slot where
-///   an RNN head goes through that ([`MarkovKind::Rnn`]).
+/// * `base`: base logits U, `[gamma, draft vocabulary]`; `hidden`: backbone states h, `[gamma, H]`, needed by
+///   the heads that read them. Row k belongs to drafted token k, from 0. If an RNN head goes through the
+///   anchor's own slot ([`MarkovKind::Rnn`]), a row for that slot precedes them in `hidden`.
 /// * The chain computes in f64 if `base`, `hidden` or a head is f64, else in f32.
 /// * At temperature 0 a token is the argmax of its row; under [`Rule::Coupled`] it is drawn with the noise that
 ///   the target will use, under the ratio rules with the draft's own stream.
 /// * `history` ends with the anchor, and is as before when the call returns.
 ///
-/// Never fails: a row with a NaN, a plus infinity or no finite candidate, a confidence that is not a number, and a
+/// Never fails: a row with a NaN, a plus infinity or no finite candidate, a confidence that is NaN, and a
 /// token without an embedding end the chain before the row, and are counted.
 ///
 /// # Panics
-/// If the tensors do not fit together; [`Heads::check`] says so beforehand.
+/// If the tensors do not fit together; [`Heads::check`] detects that beforehand.
 #[expect(clippy::too_many_arguments, reason = "one request's whole round state; the engine calls it once")]
 pub fn draft(
     anchor: u32,

@@ -39,7 +39,7 @@ pub(super) fn in_f64(base: Rows<'_>, hidden: Option<Rows<'_>>, heads: &Heads<'_>
     matches!(base, Rows::F64(_)) || matches!(hidden, Some(Rows::F64(_))) || heads.is_f64()
 }
 
-/// The tensors of a block, and where its heads stand. Slots are entered in order.
+/// The tensors of a block and the state of its heads. Slots are entered in order.
 pub(super) struct Steps<'a, R> {
     base: Rows<'a>,
     hidden: Option<Rows<'a>>,
@@ -47,13 +47,13 @@ pub(super) struct Steps<'a, R> {
     /// Rows of `hidden` before that of the first slot.
     lead: usize,
     latent: Latent<R>,
-    /// A base row, where candidates are chosen from it.
+    /// A base row, if candidates are chosen from it.
     row: Vec<R>,
 }
 
 impl<'a, R: Precision> Steps<'a, R> {
     pub(super) fn new(base: Rows<'a>, hidden: Option<Rows<'a>>, heads: &'a Heads<'a>) -> Self {
-        // Where no head reads hidden states, they are not read.
+        // If no head reads the hidden states, they are ignored.
         let reads = heads.confidence.is_some() || heads.markov.is_some_and(|head| head.kind.reads_hidden());
         let hidden = hidden.filter(|_| reads);
         let lead = heads.markov.map_or(0, |head| head.kind.lead());
@@ -65,8 +65,8 @@ impl<'a, R: Precision> Steps<'a, R> {
         self.base.rows()
     }
 
-    /// Reads what slot `slot` knows before it draws: h and the token `previous` of the slot before. Gives its
-    /// confidence, if there is a head for it; `None` if there is no embedding, or the confidence is not a number.
+    /// Reads the inputs of slot `slot`: h, and the token `previous` of the slot before. Returns the slot's
+    /// confidence, if there is a head for it; `None` if there is no embedding or the confidence is NaN.
     pub(super) fn enter(
         &mut self,
         slot: usize,
@@ -83,7 +83,7 @@ impl<'a, R: Precision> Steps<'a, R> {
         if confidence.is_some_and(f32::is_nan) { None } else { Some(confidence) }
     }
 
-    /// Shows the latent what slot `slot` reads, behind the anchor's own slot if the state goes through that.
+    /// Feeds the latent the inputs of slot `slot`, after the anchor's own slot if the state goes through it.
     fn read(&mut self, slot: usize, previous: u32) {
         if let Some(head) = self.heads.markov.filter(|_| self.lead > 0 && slot == 0) {
             self.latent = Latent::default();
@@ -118,7 +118,7 @@ impl<'a, R: Precision> Steps<'a, R> {
                 let mut ids = workspace.take_ids();
                 self.among(row, count, &mut ids, &mut values)?;
                 if let Some(tokens) = self.heads.vocabulary {
-                    // Both ascend, so the tokens do.
+                    // Columns and vocabulary ascend, so the tokens do.
                     ids.iter_mut().for_each(|id| *id = tokens[*id as usize]);
                 }
                 Some(ids)
@@ -150,8 +150,8 @@ impl<'a, R: Precision> Steps<'a, R> {
     }
 }
 
-/// The biased logits of a block along given tokens, `tokens.len()` rows of the draft's vocabulary: row k follows
-/// `tokens[k]`, the anchor being `tokens[0]`. For comparison with other implementations.
+/// The biased logits of a block along given tokens: `tokens.len()` rows of the draft's vocabulary, of which
+/// row k follows `tokens[k]`, and `tokens[0]` is the anchor. For comparison with other implementations.
 ///
 /// # Panics
 /// If there are more tokens than slots, a token has no embedding, or the tensors do not fit together.

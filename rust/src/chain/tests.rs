@@ -17,7 +17,7 @@ fn close(found: &[Vec<f64>], expected: &[Vec<f64>]) -> bool {
         && found.iter().flatten().zip(expected.iter().flatten()).all(|(a, b)| (a - b).abs() < 1e-12)
 }
 
-/// The three formulas, written down again with plain loops.
+/// Checks the three formulas, written down again with plain loops.
 #[test]
 fn heads_follow_their_formulas() {
     let d = Draft::new(0);
@@ -50,7 +50,7 @@ fn heads_follow_their_formulas() {
     assert!(close(&logits(&Heads::default()), &none));
 }
 
-/// Every slot of the base logits is used, by its own token, and each step reads the token drawn before it.
+/// Token k is drawn from row k of the base logits, and each step reads the token drawn before it.
 #[test]
 fn a_chain_walks_slots_and_tokens_in_step() {
     for seed in 0..20 {
@@ -68,7 +68,7 @@ fn a_chain_walks_slots_and_tokens_in_step() {
             }
         }
     }
-    // The same by hand: W1 = identity, W2 sends t to t + 1, slot k adds a hint to what its parity wants.
+    // The same by hand: W1 = identity, W2 sends t to t + 1, a large base logit makes one slot draw token 0.
     let identity: Vec<f64> = (0..V * V).map(|i| f64::from(u8::from(i / V == i % V))).collect();
     let next: Vec<f64> = (0..V * V).map(|i| f64::from(u8::from(i / V == (i % V + 1) % V))).collect();
     let (w1, w2) = (Matrix::contiguous(&identity, V), Matrix::contiguous(&next, V));

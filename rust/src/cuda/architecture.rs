@@ -1,11 +1,11 @@
-//! What to compile for: the architecture that a device runs, and its name.
+//! The architecture that kernels are compiled for, and its name.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::cuda::CudaError;
 
-/// A compute capability, and whether the instructions of that generation alone are allowed: `sm_90a`.
+/// A compute capability, and whether instructions specific to that generation are allowed, as in `sm_90a`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Architecture {
     pub(super) capability: u32,
@@ -13,19 +13,19 @@ pub struct Architecture {
 }
 
 impl Architecture {
-    /// The oldest that has all that the kernels use (bfloat16 conversions).
+    /// The oldest capability that has all that the kernels use (bfloat16 conversions).
     pub const OLDEST: u32 = 80;
 
-    /// Of systems on a chip, whose code other devices do not run.
+    /// Capabilities of systems on a chip, whose code other devices do not run.
     const INTEGRATED: [u32; 3] = [87, 88, 101];
 
-    /// That of a device of this compute capability (8.9 is 89).
+    /// The architecture of a device of this compute capability (8.9 is 89).
     pub fn of_device(capability: u32) -> Self {
         Architecture { capability, specific: capability == 90 || capability / 10 == 10 }
     }
 
-    /// The newest of `known` capabilities whose code a device of this one runs, so of the same major version and no
-    /// newer; without the instructions of a generation alone unless it is the device's own.
+    /// The newest of `known` capabilities whose code a device of this one runs: of the same major version and
+    /// no newer. Instructions specific to a generation are allowed only if it is the device's own.
     pub(super) fn nearest(capability: u32, known: impl IntoIterator<Item = u32>) -> Option<Self> {
         let runs = |&other: &u32| {
             other == capability
@@ -55,7 +55,7 @@ impl FromStr for Architecture {
                 Ok(Architecture { capability, specific })
             }
             _ => Err(CudaError::Unsuitable(format!(
-                "an architecture is sm_{} or newer, such as sm_90a, not {text:?}",
+                "an architecture must be sm_{} or newer, such as sm_90a, not {text:?}",
                 Self::OLDEST
             ))),
         }

@@ -1,6 +1,6 @@
 //! Attention of verify passes and draft blocks: how the keys of a pass are split over blocks, and a layer's launches.
 //!
-//! The kernel is `cuda/kernels/attention.cuh`; its structs have their twins here.
+//! The kernel is `cuda/kernels/attention.cuh`; the structs here mirror its structs.
 
 mod shape;
 
@@ -30,11 +30,11 @@ pub struct Request {
     pub layer_stride: usize,
     /// Numbers from one head to the next.
     pub head_stride: usize,
-    /// Address of its page numbers (int32) on the device; 0 where positions are places.
+    /// Address of its page numbers (int32) on the device; 0 if there is no page table, so that place(t) = t.
     pub pages: u64,
-    /// Positions that it holds.
+    /// Cached positions.
     pub length: usize,
-    /// New rows, written behind them; 0 for a request that has none.
+    /// New rows, written behind the cached positions; 0 for a request that has none.
     pub rows: usize,
 }
 
@@ -51,9 +51,9 @@ pub struct Layer {
     pub row_stride: usize,
     /// Output `[rows, query heads * size]`.
     pub output: u64,
-    /// A copy of [`Pass::table`].
+    /// Address of a copy of [`Pass::table`].
     pub table: u64,
-    /// Room for [`Pass::workspace`] float32 numbers.
+    /// Address of room for [`Pass::workspace`] float32 numbers.
     pub workspace: u64,
 }
 
@@ -115,10 +115,10 @@ impl Pass {
     /// A pass of these requests, whose layers see what one of `reaches` says.
     ///
     /// `page` is the number of positions of a page, a power of two. The split is made for a device with so many
-    /// `multiprocessors`: results depend on it, and on all lengths, within rounding.
+    /// `multiprocessors`: results depend on that number, and on all lengths, within rounding.
     ///
     /// # Errors
-    /// What the kernel does not do.
+    /// What the kernel does not support.
     pub fn new(
         element: Element,
         heads: Heads,
@@ -171,7 +171,7 @@ impl Pass {
         let start = self.table.len();
         for (number, request) in requests.iter().enumerate() {
             let seen = seen(request);
-            // To the nearest: of many requests of a block's worth each, none is split.
+            // Rounded to the nearest: if many requests are worth a block each, none is split.
             let pieces = ((seen.len() + wanted / 2) / wanted).max(1);
             let size = seen.len().div_ceil(pieces).next_multiple_of(2 * TILE).max(1);
             let count = seen.len().div_ceil(size);
@@ -191,12 +191,12 @@ impl Pass {
         self.slots = self.slots.max(slots);
     }
 
-    /// What the kernel reads, to be copied to the device once for all layers.
+    /// The table that the kernel reads, to be copied to the device once for all layers.
     pub fn table(&self) -> &[i64] {
         &self.table
     }
 
-    /// Float32 numbers of device memory that a layer's chunks leave their states in.
+    /// Number of float32 values of device memory that a layer's chunks leave their states in.
     pub fn workspace(&self) -> usize {
         self.states() * (self.heads.size + 2)
     }
@@ -208,7 +208,7 @@ impl Pass {
     /// Launches a layer: writes the new keys and values behind the cached ones, and attends.
     ///
     /// # Errors
-    /// What `layer` must not be, or what the driver says.
+    /// If `layer` is not suitable, or if the driver refuses.
     pub fn layer(&self, device: &Device, stream: u64, layer: &Layer) -> Result<(), CudaError> {
         let Some(way) = self.ways.get(layer.reach) else {
             return Err(CudaError::Unsuitable(format!(

@@ -11,7 +11,7 @@ use crate::cuda::nvrtc::FLAGS;
 use crate::cuda::units::HEADERS;
 use crate::cuda::{Architecture, Compiled, CudaError, Nvrtc, Resources, Unit};
 
-/// First line of a file; another format has another one.
+/// First line of a file; another format begins with another line.
 const MAGIC: &str = "dspark kernels 1";
 
 /// A folder of compiled kernels, or none.
@@ -21,14 +21,15 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// In `folder`, which is made when it is needed; `None` keeps nothing.
+    /// A cache in `folder`, which is created when it is needed; with `None`, nothing is kept.
     pub fn new(folder: Option<PathBuf>) -> Self {
         Cache { folder }
     }
 
-    /// The unit from the cache, or compiled and put there; and whether it was there.
+    /// Takes the unit from the cache, or compiles and stores it; also returns whether it was in the cache.
     ///
-    /// A file that is damaged counts as none. Where the folder cannot be written, what was compiled is used all the same.
+    /// A damaged file counts as missing. If the folder cannot be written, the compiled unit is used all the
+    /// same.
     pub fn obtain(
         &self,
         nvrtc: &Nvrtc,
@@ -42,14 +43,14 @@ impl Cache {
         }
         let compiled = nvrtc.compile(unit, architecture)?;
         if let Some(path) = &path {
-            // Kernels that cannot be kept are compiled again the next time: slower, and no reason to stop.
+            // Kernels that cannot be stored are compiled again the next time: slower, but no reason to fail.
             let _ = store(path, &write(&compiled));
         }
         Ok((compiled, false))
     }
 }
 
-/// Everything that the outcome depends on, as a file name.
+/// The file name, which covers everything that the outcome depends on.
 fn name(nvrtc: &Nvrtc, unit: &Unit, architecture: Architecture) -> String {
     let mut hash = Sha256::new();
     let headers = HEADERS.iter().flat_map(|header| [header.0, header.1]);
@@ -65,7 +66,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The magic line, a digest of all that follows it, a line for each entry, an empty line, the cubin.
+/// A file: the magic line, a digest of all that follows, a line for each entry, an empty line, the cubin.
 fn write(compiled: &Compiled) -> Vec<u8> {
     let mut body = Vec::new();
     for Resources { entry, registers, spills, stack, shared } in &compiled.resources {
@@ -78,7 +79,7 @@ fn write(compiled: &Compiled) -> Vec<u8> {
     whole
 }
 
-/// What `write` wrote; `None` for anything else.
+/// Reads what `write` wrote; `None` for anything else.
 fn read(whole: &[u8]) -> Option<Compiled> {
     let body = whole.strip_prefix(MAGIC.as_bytes())?.strip_prefix(b"\n")?;
     let (digest, body) = body.split_at_checked(64)?;
@@ -105,7 +106,7 @@ fn read(whole: &[u8]) -> Option<Compiled> {
     Some(Compiled { cubin: cubin.strip_prefix(b"\n")?.to_vec(), resources })
 }
 
-/// Whole or not at all: a reader, or a second writer, never sees half a file.
+/// Stores a file whole or not at all: a reader, or a second writer, never sees half a file.
 fn store(path: &Path, whole: &[u8]) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let folder = path.parent().unwrap_or(Path::new("."));

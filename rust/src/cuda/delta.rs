@@ -2,13 +2,13 @@
 
 use crate::cuda::{CudaError, Device};
 
-/// Rows of a request in one pass that the kernels take.
+/// The most rows of a request that the kernels take in one pass.
 pub const MOST_ROWS: usize = 16;
 const MOST_DIM: i32 = 128;
 const MOST_TAPS: i32 = 4;
 const KEY_PARTS: u32 = 4;
 const QUAD_GAP: u32 = 4;
-/// Blocks along y.
+/// The most blocks along a grid's y.
 const MOST_BLOCKS: u32 = 65_535;
 
 /// Sizes of a model's linear layers. Each key head serves `groups` value heads; `taps` are those of the convolution.
@@ -17,19 +17,21 @@ const MOST_BLOCKS: u32 = 65_535;
 pub struct Sizes {
     /// Key heads.
     pub key_heads: i32,
-    /// Value heads of each.
+    /// Value heads of each key head.
     pub groups: i32,
     /// Numbers in a query or key.
     pub key_dim: i32,
     /// Numbers in a value.
     pub value_dim: i32,
-    /// Of the short convolution.
+    /// Taps of the short convolution.
     pub taps: i32,
 }
 
 impl Sizes {
+    /// Checks that the kernels take these sizes.
+    ///
     /// # Errors
-    /// A sentence that names what the kernels do not take.
+    /// A sentence that names what they do not take.
     pub fn check(&self) -> Result<(), String> {
         let ranges = [
             ("key heads", self.key_heads, 1 << 16),
@@ -41,12 +43,12 @@ impl Sizes {
         match ranges.iter().find(|(_, found, most)| !(1..=*most).contains(found)) {
             None => Ok(()),
             Some((name, found, most)) => {
-                Err(format!("{found} {name}, and the kernels of the gated delta rule take 1 to {most}"))
+                Err(format!("{found} {name}, but the kernels of the gated delta rule take 1 to {most}"))
             }
         }
     }
 
-    /// All of them.
+    /// Value heads in total.
     pub fn value_heads(&self) -> u32 {
         self.key_heads.unsigned_abs() * self.groups.unsigned_abs()
     }
@@ -61,12 +63,12 @@ impl Sizes {
         u64::from(self.value_heads()) * u64::from(self.value_dim.unsigned_abs())
     }
 
-    /// Of the convolution: queries, keys, values.
+    /// Channels of the convolution: queries, keys, values.
     pub fn channels(&self) -> u64 {
         2 * self.keys() + self.values()
     }
 
-    /// Threads that read a state's columns, two each, in parts of the keys.
+    /// Threads that read a state: each has two columns and one part of the keys.
     fn readers(&self) -> u32 {
         KEY_PARTS * self.value_dim.unsigned_abs().div_ceil(2).next_multiple_of(32)
     }
@@ -78,14 +80,14 @@ impl Sizes {
         4 * (units + rows * value_dim + 2 * rows * (value_dim + rows) + 4 * rows)
     }
 
-    /// The same of the commit.
+    /// Bytes of shared memory of the commit.
     fn carry_shared(&self) -> u32 {
         let rows = MOST_ROWS as u32;
         4 * (self.key_dim.unsigned_abs() * (rows + QUAD_GAP) + rows + 1)
     }
 }
 
-/// Arguments of `delta_rows_*`; addresses on the device. The kernel's `RowsArgs` says the shapes.
+/// Arguments of `delta_rows_*`; addresses are the device's. The kernel's `RowsArgs` gives the shapes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RowsArgs {
@@ -93,31 +95,31 @@ pub struct RowsArgs {
     pub requests: u64,
     /// The packed product of all rows.
     pub mixed: u64,
-    /// The convolution's, float32.
+    /// Taps of the convolution, float32.
     pub taps: u64,
     /// -exp(A_log).
     pub rate: u64,
     /// Added to a before its softplus.
     pub time_bias: u64,
-    /// Of the heads' norm, or 0.
+    /// Weight of the heads' norm, or 0.
     pub head_weight: u64,
-    /// The layer's outcome, before the output product.
+    /// The layer's result, before the output product.
     pub out: u64,
-    /// The convolution's inputs: with the next three what a commit needs.
+    /// The convolution's inputs. This and the next three are what a commit needs.
     pub inputs: u64,
     /// Unit keys, float32.
     pub keys: u64,
-    /// float32.
+    /// Log decays, float32.
     pub log_decays: u64,
-    /// float32.
+    /// Updates, float32.
     pub updates: u64,
     /// Added to the squared length of queries and keys.
     pub unit_eps: f32,
     /// Added to the squared length of a head's outputs.
     pub head_eps: f32,
-    /// Of the model.
+    /// Sizes of the model's linear layers.
     pub sizes: Sizes,
-    /// Which linear layer.
+    /// Index of the linear layer.
     pub layer: i32,
 }
 
@@ -125,29 +127,29 @@ pub struct RowsArgs {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CarryArgs {
-    /// The request's, of all layers, float32.
+    /// The request's states of all layers, float32.
     pub state: u64,
-    /// The same.
+    /// The request's convolution states of all layers, float32.
     pub conv: u64,
-    /// Of all layers and rows, as `delta_rows_*` left them; so the next three.
+    /// The convolution's inputs of all layers and rows, as `delta_rows_*` left them; likewise the next three.
     pub inputs: u64,
     /// Unit keys.
     pub keys: u64,
-    /// Of each row.
+    /// Log decays of each row.
     pub log_decays: u64,
-    /// Of each row.
+    /// Updates of each row.
     pub updates: u64,
-    /// Of the whole pass.
+    /// Rows of the whole pass.
     pub rows: i64,
-    /// Where the request's begin.
+    /// Index of the request's first row.
     pub first: i64,
-    /// Of the model.
+    /// Sizes of the model's linear layers.
     pub sizes: Sizes,
-    /// Rows that stay.
+    /// Number of rows that stay.
     pub count: i32,
 }
 
-/// What activations are in.
+/// The element type of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// float32
@@ -159,7 +161,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Of one number.
+    /// Bytes of one number.
     pub fn bytes(self) -> u64 {
         if self == Activation::Single { 4 } else { 2 }
     }
@@ -172,14 +174,14 @@ impl Activation {
         }
     }
 
-    /// The kernels over such activations.
+    /// Names of the kernels over such activations.
     pub fn entries(self) -> Vec<String> {
         let suffix = self.suffix();
         let rows = [4, 8, 16].map(|rows| format!("delta_rows_{suffix}_r{rows}"));
         rows.into_iter().chain([format!("delta_carry_{suffix}")]).collect()
     }
 
-    /// By torch's name.
+    /// Finds the type by torch's name.
     ///
     /// # Errors
     /// A sentence for a dtype that the kernels do not take.
@@ -188,15 +190,15 @@ impl Activation {
             "float32" => Ok(Activation::Single),
             "float16" => Ok(Activation::Half),
             "bfloat16" => Ok(Activation::Brain),
-            _ => Err(format!("{name} activations, and the kernels take float32, float16 and bfloat16")),
+            _ => Err(format!("{name} activations, but the kernels take float32, float16 and bfloat16")),
         }
     }
 }
 
-/// Computes the rows of one layer for `requests` requests with at most `most` rows each, and leaves the states.
+/// Computes the rows of one layer for `requests` requests of at most `most` rows each; states do not change.
 ///
 /// # Errors
-/// Sizes or counts that the kernels do not take; what the driver refuses.
+/// Sizes or counts that the kernels do not take, and whatever the driver refuses.
 pub fn rows(
     device: &Device,
     stream: u64,
@@ -219,10 +221,10 @@ pub fn rows(
     device.launch(&entry, grid, sizes.readers() + 32, shared, stream, args)
 }
 
-/// Takes the first rows of a pass into the states of one request, in place, in all `layers` linear layers.
+/// Adds the first rows of a pass to the states of one request, in place, in all `layers` linear layers.
 ///
 /// # Errors
-/// As of `rows`.
+/// As for `rows`.
 pub fn carry(
     device: &Device,
     stream: u64,
@@ -244,12 +246,12 @@ pub fn carry(
 fn blocks(what: &str, found: usize) -> Result<u32, CudaError> {
     match u32::try_from(found) {
         Ok(number @ 1..=MOST_BLOCKS) => Ok(number),
-        _ => Err(CudaError::Unsuitable(format!("{found} {what}, and a launch takes 1 to {MOST_BLOCKS}"))),
+        _ => Err(CudaError::Unsuitable(format!("{found} {what}, but a launch takes 1 to {MOST_BLOCKS}"))),
     }
 }
 
 fn count(what: &str, found: impl std::fmt::Display) -> CudaError {
-    CudaError::Unsuitable(format!("{found} {what}, and the kernels take 1 to {MOST_ROWS}"))
+    CudaError::Unsuitable(format!("{found} {what}, but the kernels take 1 to {MOST_ROWS}"))
 }
 
 #[cfg(test)]
@@ -272,7 +274,7 @@ mod tests {
     #[test]
     fn what_is_not_served_is_named() {
         let wide = Sizes { value_dim: 256, ..FLAGSHIP };
-        let expected = "256 numbers in a value, and the kernels of the gated delta rule take 1 to 128";
+        let expected = "256 numbers in a value, but the kernels of the gated delta rule take 1 to 128";
         assert_eq!(wide.check().unwrap_err(), expected);
         assert!(Sizes { taps: 5, ..FLAGSHIP }.check().unwrap_err().starts_with("5 taps"));
         assert!(Sizes { key_heads: 0, ..FLAGSHIP }.check().is_err());

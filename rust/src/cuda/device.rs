@@ -16,7 +16,7 @@ const FREE_SHARED: u32 = 48 * 1024;
 /// Where the libraries are, and where compiled kernels are kept.
 #[derive(Clone, Debug)]
 pub struct Paths {
-    /// The driver, or a stand-in for it; a bare name is looked for by the system.
+    /// The driver, or a stand-in for it; the system searches for a bare name.
     pub driver: PathBuf,
     /// NVRTC: torch's own.
     pub nvrtc: PathBuf,
@@ -37,7 +37,7 @@ pub struct Device {
     most_shared: u32,
     functions: RwLock<HashMap<&'static str, Function>>,
     loading: Mutex<()>,
-    /// Apart from `loading`, which is held while kernels are compiled.
+    /// Guards `allow_shared`; not `loading`, which is held while kernels are compiled.
     sharing: Mutex<()>,
 }
 
@@ -50,12 +50,12 @@ unsafe impl Send for Handle {}
 // SAFETY: as above; a handle itself is never written.
 unsafe impl Sync for Handle {}
 
-/// A loaded kernel, and the dynamic shared memory that its blocks may have as yet.
+/// A loaded kernel, and the dynamic shared memory that its blocks may have so far.
 #[derive(Clone, Debug)]
 struct Function(Handle, Arc<AtomicU32>);
 
 impl Device {
-    /// The GPU of this number, with the context that torch uses.
+    /// Opens the GPU of this number, with the context that torch uses.
     ///
     /// Refuses devices older than compute capability 8.0, and those of a major version that NVRTC does not know.
     pub fn open(paths: &Paths, ordinal: u32) -> Result<Self, CudaError> {
@@ -73,7 +73,7 @@ impl Device {
         let name = name_of(&driver, device)?;
         if capability < Architecture::OLDEST {
             return Err(CudaError::Unsuitable(format!(
-                "{name} has compute capability {}.{}, and the kernels need {}.{}",
+                "{name} has compute capability {}.{}, but the kernels need at least {}.{}",
                 capability / 10,
                 capability % 10,
                 Architecture::OLDEST / 10,
@@ -112,7 +112,7 @@ impl Device {
         &self.name
     }
 
-    /// Blocks that run at once, at least; for choosing how to split work.
+    /// A lower bound of the blocks that run at once, for choosing how to split work.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
     }
@@ -122,7 +122,7 @@ impl Device {
         self.nvrtc.version()
     }
 
-    /// Compiles (or finds in the cache) and loads what these entries need, so that no launch has to.
+    /// Compiles (or finds in the cache) and loads what these entries need, so that no launch has to do it.
     pub fn prepare(&self, entries: &[&str]) -> Result<(), CudaError> {
         entries.iter().try_for_each(|entry| self.function(entry).map(drop))
     }
@@ -145,7 +145,7 @@ impl Device {
         let function = self.function(entry)?;
         if shared > self.most_shared {
             return Err(CudaError::Unsuitable(format!(
-                "kernel {entry} asks for {shared} bytes of shared memory, and a block of {} has {}",
+                "kernel {entry} needs {shared} bytes of shared memory, but a block on {} has only {}",
                 self.name, self.most_shared
             )));
         }
@@ -231,15 +231,16 @@ impl Device {
         Ok(Function(Handle(function), Arc::new(AtomicU32::new(FREE_SHARED))))
     }
 
-    /// Asks for more dynamic shared memory than a block gets by itself, once for each size that is larger than before.
+    /// Asks for more dynamic shared memory than a block gets by default, once for each larger size.
     ///
-    /// Only what a launch needs: the limit of a block also covers its static memory, and what the driver keeps of it.
+    /// Asks only for what a launch needs: a block's limit also covers its static memory and the driver's
+    /// share.
     fn allow_shared(&self, entry: &str, function: &Function, bytes: u32) -> Result<(), CudaError> {
         let Function(handle, allowed) = function;
         if bytes <= allowed.load(Ordering::Acquire) {
             return Ok(());
         }
-        // The attribute is set, not raised: two launches at once must not leave the smaller of two sizes.
+        // Setting the attribute can lower it: of two launches at once, the smaller size must not remain.
         let _one_at_a_time = self.sharing.lock().unwrap_or_else(PoisonError::into_inner);
         if bytes <= allowed.load(Ordering::Acquire) {
             return Ok(());
@@ -256,7 +257,7 @@ impl Device {
 
     /// Makes the device's context current on this thread until the result is dropped.
     ///
-    /// torch makes it so on threads where it has worked, and then this is one cheap call.
+    /// On threads where torch has worked it already is, and then this is one cheap call.
     fn enter(&self) -> Result<Option<Entered<'_>>, CudaError> {
         let mut current = std::ptr::null_mut();
         let functions = &self.driver.functions;
@@ -281,7 +282,7 @@ impl Drop for Device {
     }
 }
 
-/// The context is current; it is left with this.
+/// Keeps the context current until it is dropped.
 struct Entered<'a>(&'a Device);
 
 impl Drop for Entered<'_> {

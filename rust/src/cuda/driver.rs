@@ -49,7 +49,7 @@ pub mod number {
 
 /// The driver.
 pub struct Driver {
-    /// For calls that have no function of their own here.
+    /// For calls that have no method here.
     pub functions: Functions,
 }
 
@@ -62,7 +62,7 @@ impl Driver {
         Ok(this)
     }
 
-    /// An error unless `code` is success. `doing` completes the sentence.
+    /// Returns an error unless `code` is success; `doing` says what was being done.
     pub fn check(
         &self,
         doing: impl Into<String>,

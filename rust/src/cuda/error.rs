@@ -2,35 +2,35 @@
 
 use thiserror::Error;
 
-/// Why a kernel cannot be had, or could not be run. Each is one sentence for a user.
+/// Why a kernel is not available or could not be run. Each is one sentence for a user.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CudaError {
-    /// A library is not there or cannot be loaded.
+    /// A library is missing or cannot be loaded.
     #[error("{what} cannot be loaded from {path}: {reason}")]
     Missing {
         /// "the CUDA driver" or "NVRTC".
         what: &'static str,
-        /// As it was looked for.
+        /// The path or name that was tried.
         path: String,
         /// The loader's words.
         reason: String,
     },
-    /// A library is too old or another one.
+    /// A library is too old, or not the right one.
     #[error("{what} at {path} has no function {function}")]
     Lacks {
         /// "the CUDA driver" or "NVRTC".
         what: &'static str,
-        /// As it was looked for.
+        /// The path or name that was tried.
         path: String,
         /// The name.
         function: &'static str,
     },
     /// A call of the driver or of NVRTC failed.
-    #[error("{doing}: {function} answered {code}{said}")]
+    #[error("{doing}: {function} returned {code}{said}")]
     Call {
-        /// What was to be done.
+        /// What was being done.
         doing: String,
-        /// The function of the driver.
+        /// The function that failed.
         function: &'static str,
         /// Its code's name, or the number.
         code: String,
@@ -47,7 +47,7 @@ pub enum CudaError {
         /// What the compiler said, on one line.
         log: String,
     },
-    /// The device, or what was asked of it, is not served.
+    /// The device, or what was asked of it, is not supported.
     #[error("{0}")]
     Unsuitable(String),
 }

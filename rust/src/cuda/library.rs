@@ -15,7 +15,7 @@ macro_rules! table {
         }
 
         impl $name {
-            /// Loads the library at `path`, or of that name where the system looks.
+            /// Loads the library at `path`; the system searches for a bare name.
             pub fn open(path: &std::path::Path) -> Result<Self, $crate::cuda::CudaError> {
                 let library = $crate::cuda::library::load($what, path)?;
                 Ok($name {
@@ -35,9 +35,9 @@ macro_rules! table {
 }
 pub(super) use table;
 
-/// The library at `path`.
+/// Loads the library at `path`.
 pub fn load(what: &'static str, path: &Path) -> Result<libloading::Library, CudaError> {
-    // SAFETY: the initialisers of these libraries ask for nothing; a path is the user's own to name.
+    // SAFETY: these libraries' initialisers require nothing; which path is loaded is the user's own choice.
     unsafe { libloading::Library::new(path) }.map_err(|error| CudaError::Missing {
         what,
         path: path.display().to_string(),

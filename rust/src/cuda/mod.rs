@@ -1,7 +1,7 @@
 //! The CUDA kernels on a device: compiled by NVRTC on the user's machine, kept on disk, launched through the driver.
 //!
-//! The driver and NVRTC are libraries that are looked for at run time, so that one wheel serves machines with and without
-//! a GPU. [`units`] lists the sources, which are embedded; a [`Device`] loads what is asked for.
+//! The driver and NVRTC are libraries that are found at run time, so that one wheel serves machines with and
+//! without a GPU. [`units`] lists the embedded sources; a [`Device`] loads the kernels that it is asked for.
 
 mod architecture;
 pub mod attention;

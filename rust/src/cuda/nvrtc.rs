@@ -24,15 +24,15 @@ table! {
     nvrtcGetProgramLog(*mut c_void, *mut c_char) -> c_int;
 }
 
-/// The flags of every compilation, beside the architecture. `-v` puts what an entry uses into the log.
+/// The flags of every compilation, apart from the architecture. `-v` makes the log name what an entry uses.
 pub const FLAGS: &[&str] = &["--std=c++17", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills"];
 
-/// A unit for one architecture.
+/// A unit compiled for one architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
     /// What the driver loads.
     pub cubin: Vec<u8>,
-    /// Of each entry, in the order of their names.
+    /// Resources of each entry, in the order of their names.
     pub resources: Vec<Resources>,
 }
 
@@ -44,7 +44,7 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Loads NVRTC and asks what it can do.
+    /// Loads NVRTC and asks for its version and the architectures that it supports.
     pub fn open(path: &Path) -> Result<Self, CudaError> {
         let functions = Functions::open(path)?;
         let (mut major, mut minor, mut count) = (0, 0, 0);
@@ -62,13 +62,13 @@ impl Nvrtc {
         Ok(this)
     }
 
-    /// As CUDA's version: "13.2".
+    /// The version as CUDA writes it: "13.2".
     pub fn version(&self) -> String {
         format!("{}.{}", self.version.0, self.version.1)
     }
 
-    /// What to compile for on a device of this compute capability. It may be newer than this NVRTC, but not its major
-    /// version.
+    /// The architecture to compile for on a device of this compute capability. The device may be newer than
+    /// this NVRTC, but its major version may not.
     pub fn architecture(&self, capability: u32) -> Result<Architecture, CudaError> {
         let known = self.supported.iter().filter_map(|&known| u32::try_from(known).ok());
         Architecture::nearest(capability, known)
@@ -76,7 +76,7 @@ impl Nvrtc {
     }
 
     fn unknown(&self, architecture: Architecture) -> CudaError {
-        CudaError::Unsuitable(format!("NVRTC {} knows no {architecture}", self.version()))
+        CudaError::Unsuitable(format!("NVRTC {} does not support {architecture}", self.version()))
     }
 
     /// Refuses an architecture that this NVRTC does not know.
@@ -158,7 +158,7 @@ impl Nvrtc {
     }
 }
 
-/// A program of NVRTC, destroyed with this.
+/// A program of NVRTC, destroyed on drop.
 struct Program<'a> {
     nvrtc: &'a Nvrtc,
     handle: *mut c_void,
@@ -204,7 +204,7 @@ impl Drop for Program<'_> {
     }
 }
 
-/// A C string of a text that we wrote ourselves, so that there is no zero in it.
+/// A C string of one of the crate's own texts, which contain no zero byte.
 fn text(words: impl Into<String>) -> CString {
     CString::new(words.into().replace('\0', "")).unwrap_or_default()
 }

@@ -1,6 +1,6 @@
-//! What the assembler's log says of registers and memory.
+//! Reads registers and memory from the assembler's log.
 
-/// What an entry uses, as the assembler says.
+/// What an entry uses, according to the assembler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources {
     /// The kernel.
@@ -15,7 +15,7 @@ pub struct Resources {
     pub shared: u32,
 }
 
-/// What the assembler says about each entry.
+/// Reads what the assembler says about each entry.
 pub(super) fn read_log(log: &str) -> Vec<Resources> {
     let mut found: Vec<Resources> = Vec::new();
     let mut of_entry = false;

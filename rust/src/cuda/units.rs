@@ -1,4 +1,4 @@
-//! The sources of the kernels, as they are embedded.
+//! The embedded sources of the kernels.
 
 use super::sampling;
 
@@ -19,7 +19,7 @@ macro_rules! kernels {
     };
 }
 
-/// What units include, by name.
+/// The headers that units include, by name.
 pub const HEADERS: &[(&str, &str)] = &[
     ("device.cuh", kernels!("device.cuh")),
     ("gated_delta.cuh", kernels!("gated_delta.cuh")),

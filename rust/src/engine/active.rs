@@ -1,4 +1,4 @@
-//! A request that runs: its tokens, its account, and how it ends.
+//! A running request: its tokens, its statistics, and how it ends.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::stop::StopHit;
 
 /// State of a request between rounds, from its admission on.
 pub(super) struct Active {
-    /// What was asked; its prompt has moved to `cached`.
+    /// The request as submitted, except that its prompt has moved to `cached`.
     pub(super) request: Request,
     /// Its place in the order of admission, which a preemption does not change.
     pub(super) admission: u64,
@@ -27,7 +27,7 @@ pub(super) struct Active {
     pub(super) workspace: Workspace,
     /// This round's draft.
     pub(super) chain: Chain,
-    /// The anchor, then the drafted tokens that the target checks; for the prefill, the prompt's last token.
+    /// The anchor, then the drafted tokens that the target checks; during prefill, the prompt's last token.
     pub(super) rows: Vec<u32>,
     pub(super) timing: Timing,
     pub(super) finish: Option<(FinishReason, Option<StopReason>, Option<Failure>)>,
@@ -38,9 +38,9 @@ pub(super) struct Active {
     prompt: usize,
     /// How its drafts have fared.
     track: Track,
-    /// Whether its drafts, not those of others, have failed of late.
+    /// Whether it pauses drafting because drafts have failed for it alone.
     pub(super) aside: Aside,
-    /// What the policy says of this round's draft.
+    /// What the policy has decided about this round's draft.
     pub(super) depth: Depth,
     skipped: Skipped,
     rounds: Vec<Round>,
@@ -75,12 +75,13 @@ impl Active {
         }
     }
 
-    /// Whether its first token is still to be drawn. If not, a prefill is one after a preemption, and the anchor is known.
+    /// Whether its first token is still to be drawn. If it is not, a prefill is one after a preemption, and
+    /// the anchor is known.
     pub(super) fn is_fresh(&self) -> bool {
         self.generated() == 0
     }
 
-    /// Rows that the caches have to hold before the next round: every committed token's but the anchor's.
+    /// Rows that the caches must hold before the next round: those of all committed tokens but the anchor.
     pub(super) fn goal(&self) -> usize {
         self.cached.tokens.len() - usize::from(!self.is_fresh())
     }
@@ -90,7 +91,7 @@ impl Active {
         self.goal() - self.cached.rows
     }
 
-    /// Rows that the caches can ever come to.
+    /// The most rows that the caches can ever hold.
     pub(super) fn demand(&self) -> usize {
         self.prompt + self.request.max_tokens
     }
@@ -100,7 +101,7 @@ impl Active {
         self.cached.tokens.len() - self.prompt
     }
 
-    /// The last committed token; of a request that has none, the prompt's.
+    /// The last committed token; before any was generated, the prompt's last one.
     pub(super) fn anchor(&self) -> u32 {
         self.cached.tokens[self.cached.tokens.len() - 1]
     }
@@ -110,13 +111,14 @@ impl Active {
         Counted::new(self.request.noise, (self.cached.tokens.len() - 1) as u32)
     }
 
-    /// Drafted tokens that this round can use of a block of `block_size`: one place is the corrected or bonus token's.
+    /// How many tokens of a block of `block_size` this round can use; one place is for the corrected or bonus
+    /// token.
     pub(super) fn room(&self, block_size: usize) -> usize {
         let left = (self.request.max_tokens - self.generated()).saturating_sub(1);
         if self.request.drafts { left.min(block_size) } else { 0 }
     }
 
-    /// What the policy is told before a round of blocks of up to `block_size` tokens.
+    /// The policy's input before a round of blocks of up to `block_size` tokens.
     pub(super) fn prospect(&mut self, block_size: usize) -> Prospect<'_> {
         Prospect {
             room: self.room(block_size),
@@ -125,12 +127,12 @@ impl Active {
         }
     }
 
-    /// What the policy is told after a round; nothing of a request that failed in it.
+    /// The policy's input after a round; `None` for a request that failed in it.
     pub(super) fn lesson(&mut self) -> Option<Lesson<'_>> {
         let round = self.rounds.last()?;
         let verified = match &self.finish {
             Some((FinishReason::Error, ..)) => return None,
-            // Ended by a drafted token: those behind it were not judged.
+            // Ended by a drafted token: those after it were not judged.
             Some(_) if round.committed == round.accepted => round.accepted,
             _ => round.verified,
         };
@@ -143,7 +145,7 @@ impl Active {
         Some(Lesson { track: &mut self.track, greedy: self.request.params.is_greedy(), outcome })
     }
 
-    /// Leaves this round's draft unverified: its rows are the anchor alone.
+    /// Drops this round's draft, so that only the anchor is verified.
     pub(super) fn drop_draft(&mut self) {
         self.chain.recycle(&mut self.workspace);
         self.rows.truncate(1);
@@ -151,7 +153,8 @@ impl Active {
         self.depth.tokens = 0;
     }
 
-    /// Commits what `verdict` kept of this round's `verified` tokens; stops at the first token that ends the request.
+    /// Commits what `verdict` kept of this round's `verified` tokens; stops at the first token that ends the
+    /// request.
     pub(super) fn commit(&mut self, verdict: Verdict, verified: usize, is_round: bool) {
         let Verdict { accepted, token, logprobs } = verdict;
         let mut logprobs = logprobs.into_iter();
@@ -164,7 +167,7 @@ impl Active {
             }
         }
         if self.finish.is_none() {
-            // `accept` has counted the accepted tokens; the last one is ours.
+            // The accepted tokens are already in the history; the last one is added here.
             self.history.push(token);
             if self.generated() >= self.request.max_tokens {
                 self.finish = Some((FinishReason::Length, None, None));
@@ -191,8 +194,8 @@ impl Active {
         self.update.logprobs.extend(logprobs);
         let may_stop = self.generated() >= self.request.params.min_tokens as usize;
         let hit = self.request.stop_ids.check(token).filter(|_| may_stop);
-        // What may not end the request is still text, and a string half seen may end it later. One that ends with a
-        // stop id is cut out of the text, too.
+        // The text is read even if nothing may stop yet: a string that begins here may end the request later.
+        // A string that is completed by a stop id is cut out of the text, too.
         let found = self.request.stop_text.as_mut().and_then(|text| text.push(token, may_stop));
         let stop = match (hit, found) {
             (Some(StopHit::End), _) => None,
@@ -204,7 +207,7 @@ impl Active {
         true
     }
 
-    /// The request and the rows of this round's verify pass that its caches keep; none once it has ended.
+    /// The request, and how many rows of this round's verify pass its caches keep; `None` once it has ended.
     pub(super) fn kept(&mut self) -> Option<(RequestId, usize)> {
         let kept = self.rounds.last()?.committed;
         if self.finish.is_some() {
@@ -214,7 +217,7 @@ impl Active {
         Some((self.request.id, kept))
     }
 
-    /// Whether what the caches hold is right whatever becomes of the request.
+    /// Whether the caches may serve other requests after this one has ended: not if it failed.
     pub(super) fn leaves_a_prefix(&self) -> bool {
         !matches!(self.finish, Some((FinishReason::Error, ..)))
     }
@@ -251,7 +254,7 @@ impl Active {
         self.end(FinishReason::Error, Some(Failure::Runner(error.to_string())));
     }
 
-    /// Sends what this round committed; with it the account, if the request has ended.
+    /// Sends what this round committed, and if the request has ended, its statistics.
     pub(super) fn send(&mut self, now: Instant) {
         let at = now - self.request.submitted;
         if !self.update.tokens.is_empty() {
@@ -281,7 +284,7 @@ impl Active {
     }
 }
 
-/// Adds one pass to the account of every request that took part.
+/// Adds the time of one pass to every request that took part, and returns it.
 pub(super) fn charge<'a>(
     requests: impl Iterator<Item = &'a mut Active>,
     field: fn(&mut Timing) -> &mut Duration,

@@ -1,4 +1,4 @@
-//! Who starts next: in order of arrival, with what other requests' caches hold of its prompt already.
+//! Admission: requests start in order of arrival, with what other caches already hold of their prompts.
 
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::time::Instant;
@@ -10,14 +10,14 @@ use super::{Engine, FinishReason, Forks, ModelRunner, PAGE_SIZE, RequestId, Runn
 
 /// How a waiting request would start.
 struct Start {
-    /// Its grant: the rows of its prompt, which are certain to be needed, and of the first round.
+    /// Its grant: pages for the rows of its prompt, which are certain to be needed, and for the first round.
     pages: usize,
-    /// Whose caches hold how much of its prompt.
+    /// The request to copy from, and how many tokens of the prompt its caches hold.
     source: Option<(RequestId, usize)>,
 }
 
 impl<M: ModelRunner> Engine<M> {
-    /// Takes waiting requests while there is room.
+    /// Admits waiting requests while there is room.
     pub(super) fn admit(&mut self) {
         while self.active.len() + self.prefilling.len() < self.config.max_batch_size
             && let Some((active, start)) = self.next()
@@ -26,7 +26,7 @@ impl<M: ModelRunner> Engine<M> {
         }
     }
 
-    /// The first request that can start: those that were preempted come before those that never ran.
+    /// The first request that can start; preempted ones come before those that never ran.
     fn next(&mut self) -> Option<(Active, Start)> {
         for at in 0..self.preempted.len() {
             let active = &self.preempted[at];
@@ -51,18 +51,20 @@ impl<M: ModelRunner> Engine<M> {
         }
     }
 
-    /// How a request with these tokens to prefill can start now. Where it has to wait for pages (`Break(None)`), so
-    /// have those behind it, or they would take what it waits for. Where more of its prompt than is ready goes through the
-    /// target right now (`Continue`), it alone waits, no longer than that prefill lasts.
+    /// How a request with these tokens to prefill can start now. If it has to wait for pages (`Break(None)`),
+    /// so do the requests behind it, which would otherwise take those pages. If another request is just
+    /// prefilling more of this prompt than is ready (`Continue`), only this request waits, no longer than
+    /// that prefill lasts.
     fn start(&self, tokens: &[u32], drafts: bool, demand: usize) -> ControlFlow<Option<Start>> {
         let pages = Pages::needed(self.config.reach(tokens.len(), drafts).min(demand));
         let running = self.active.len() + self.prefilling.len();
         let evictable = self.pages.free() + self.prefixes.pages();
-        // A page is left for each that runs: else the next round would take back what is given now.
+        // One page is left for each running request; otherwise the next round would take back what is granted
+        // now.
         if pages + running > evictable {
             return Break(None);
         }
-        // The last token's logits are needed.
+        // The last token has to run, because its logits are needed.
         let tokens = tokens.split_last().map_or(tokens, |(_, before)| before);
         let of = |active: &Active| active.cached.coming(active.goal(), tokens, drafts, self.forks);
         let coming = self.prefilling.iter().map(of).max().unwrap_or(0);
@@ -72,14 +74,14 @@ impl<M: ModelRunner> Engine<M> {
         if coming < ready + PAGE_SIZE { Break(Some(Start { pages, source })) } else { Continue(()) }
     }
 
-    /// All caches that the runner holds. Of equals the last is preferred, a kept prefix: it may be the last time that it is
-    /// needed.
+    /// All caches that the runner holds. Kept prefixes come last, because the last of equally good sources is
+    /// preferred, and a kept prefix may never be needed again.
     pub(super) fn holders(&self) -> impl Iterator<Item = (RequestId, &Cached)> {
         let running = self.active.iter().chain(&self.prefilling);
         running.map(|active| (active.request.id, &active.cached)).chain(self.prefixes.iter())
     }
 
-    /// Lets a request start: its pages, and what it takes from another one's caches.
+    /// Starts a request: grants its pages, and copies what it takes from another one's caches.
     fn begin(&mut self, mut active: Active, start: Start) {
         let Start { pages, source } = start;
         self.evict(pages, source.map(|(id, _)| id));
@@ -102,7 +104,7 @@ impl<M: ModelRunner> Engine<M> {
         }
     }
 
-    /// Has the caches of a starting request made, with the first rows of the source's.
+    /// Makes the caches of a starting request, with the first rows of the source's.
     fn copy(
         &mut self,
         active: &mut Active,
@@ -115,14 +117,14 @@ impl<M: ModelRunner> Engine<M> {
         let fork = |runner: &mut M| runner.fork(id, source, length, active.request.drafts);
         let taken = match fork(&mut self.runner) {
             Err(_) => {
-                // As for `reserve`.
+                // As in `reserve`: try again without kept prefixes.
                 self.evict(usize::MAX, Some(source));
                 fork(&mut self.runner)
             }
             taken => taken,
         };
         match taken {
-            // Without a copy the prompt goes through the target.
+            // If the copy fails, the prompt goes through the target.
             Err(_) => return Ok(()),
             Ok(0) => self.note_refusal(source, length),
             Ok(taken) if taken > length => {
@@ -137,7 +139,8 @@ impl<M: ModelRunner> Engine<M> {
         Ok(())
     }
 
-    /// Who went on believing in a source that refused a fork would neither wait for a better one nor be kept as one.
+    /// Notes that a source refused a fork. Otherwise a request that relies on it would neither wait for a
+    /// better source nor be kept as a prefix itself.
     fn note_refusal(&mut self, source: RequestId, length: usize) {
         let running = self.active.iter_mut().chain(&mut self.prefilling);
         let running = running.map(|active| (active.request.id, &mut active.cached));
@@ -146,8 +149,8 @@ impl<M: ModelRunner> Engine<M> {
         }
     }
 
-    /// Notes the use of a source, of which `copy` was made. A kept prefix goes if the copy holds all of it, the draft's
-    /// context too, or if its pages are the only ones left.
+    /// Notes that `copy` was made of a source. A kept prefix is dropped if the copy holds all of it, draft
+    /// context included, or if its pages are the only ones left.
     fn used(&mut self, source: RequestId, copy: &Cached, pages: usize) {
         let Some(prefix) = self.prefixes.get(source) else { return };
         let is_whole = copy.rows == prefix.rows && (copy.drafted || !prefix.drafted);
@@ -161,7 +164,7 @@ impl<M: ModelRunner> Engine<M> {
     }
 }
 
-/// Puts a request where it belongs in a list in order of admission.
+/// Inserts a request into a list that is in order of admission.
 pub(super) fn insert(list: &mut Vec<Active>, active: Active) {
     let at = list.partition_point(|other| other.admission < active.admission);
     list.insert(at, active);

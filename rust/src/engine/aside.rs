@@ -1,14 +1,15 @@
-//! A draft that fails: speculation steps aside for a while, and every request goes on with the target alone.
+//! A draft that fails: drafting pauses for a while, and requests continue with the target alone.
 
 use super::round::at;
 use super::{Engine, ModelRunner, RunnerError};
 use crate::schedule::Skip;
 
-/// The longest wait: a try that fails costs time and a traceback in the log.
+/// The longest pause, in rounds: each try that fails costs time and a traceback in the log.
 const LONGEST: u32 = 1024;
 
-/// Rounds without a draft after one that failed: 8, and after each failure that follows before a draft works again twice
-/// as many. The engine has one for what fails everybody, each request one for what fails it alone.
+/// A pause from drafting after a failure: 8 rounds, and twice as many after each further failure until a
+/// draft works again. The engine has one for failures that concern all requests, each request one for its
+/// own.
 #[derive(Debug, Default)]
 pub(super) struct Aside {
     length: u32,
@@ -16,17 +17,17 @@ pub(super) struct Aside {
 }
 
 impl Aside {
-    /// A round begins.
+    /// Counts a round that begins.
     pub(super) fn begin_round(&mut self) {
         self.left = self.left.saturating_sub(1);
     }
 
-    /// Whether nobody may draft.
+    /// Whether drafting is paused.
     pub(super) fn is_waiting(&self) -> bool {
         self.left > 0
     }
 
-    /// A draft worked.
+    /// Notes that a draft worked.
     pub(super) fn end(&mut self) {
         self.length = 0;
     }
@@ -38,17 +39,18 @@ impl Aside {
 }
 
 impl<M: ModelRunner> Engine<M> {
-    /// Lets this round and the next ones go on without drafts: something of the draft failed, and only the target's rows can
-    /// fail a request.
+    /// Continues this round and the next ones without drafts after a part of the draft failed: only the
+    /// target's rows may fail a request.
     pub(super) fn step_aside(&mut self, error: &RunnerError) {
         self.count_failure(error);
         self.aside.fail();
-        // Anew, now that nobody may draft: what was planned and drawn is dropped.
+        // Decide again, now that no request may draft: what was planned and drawn is dropped.
         self.decide_depths();
     }
 
-    /// A call of the draft failed for running requests, given by their places: puts those aside for which it fails `alone`
-    /// too. False if that is nobody, or everybody who is to draft: then it is not for them that it fails.
+    /// A call of the draft failed for the running requests at `places`: pauses those for which it also fails
+    /// `alone`. Returns false if that is none of them, or all that are to draft: then the requests are not
+    /// the cause.
     pub(super) fn blame(
         &mut self,
         places: &[usize],
@@ -73,8 +75,9 @@ impl<M: ModelRunner> Engine<M> {
         true
     }
 
-    /// The target's pass failed with the drafted tokens of these requests, and not without: once may be the memory that
-    /// kept prefixes took; twice in a row it is the drafts, and all step aside.
+    /// The target's pass failed with the drafted tokens of these requests, and succeeded without them. The
+    /// first time, the cause may be the memory that kept prefixes took; twice in a row it is the drafts, and
+    /// the engine pauses drafting.
     pub(super) fn blame_width(&mut self, places: &[usize], error: &RunnerError) {
         if places.is_empty() {
             return;
@@ -87,7 +90,7 @@ impl<M: ModelRunner> Engine<M> {
         self.wide_failed = true;
     }
 
-    /// Puts aside those of the drafting requests whose first row was a bad one: they pay for drafts and have none.
+    /// Pauses those drafting requests whose first draft row was bad: they pay for drafts and get none.
     pub(super) fn blame_rows(&mut self, places: &[usize]) {
         for active in at(&mut self.active, places) {
             if active.chain.ids.is_empty() && active.chain.bad_rows > 0 {

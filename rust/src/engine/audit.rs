@@ -1,4 +1,4 @@
-//! What must hold between steps. Tests ask after every one.
+//! What must hold between steps; tests check it after every one.
 
 use std::collections::HashSet;
 
@@ -8,13 +8,13 @@ use super::pages::Pages;
 use super::{Engine, ModelRunner, PAGE_SIZE, RequestId};
 
 impl<M: ModelRunner> Engine<M> {
-    /// The requests whose caches the runner should know: the id, the tokens whose rows they hold, and the positions
-    /// reserved for them.
+    /// The requests whose caches the runner should know: the id, the tokens whose rows they hold, and the
+    /// positions reserved for them.
     pub fn caches(&self) -> impl Iterator<Item = (RequestId, &[u32], usize)> {
         self.holders().map(|(id, cached)| (id, &cached.tokens[..cached.rows], cached.grant * PAGE_SIZE))
     }
 
-    /// Checks the engine's own account between two steps, and says what is wrong with it.
+    /// Checks the engine's own bookkeeping between two steps; the error says what is wrong.
     pub fn audit(&self) -> Result<(), String> {
         let granted: usize = self.holders().map(|(_, cached)| cached.grant).sum();
         check(granted == self.pages.used(), || {

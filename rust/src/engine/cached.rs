@@ -11,16 +11,18 @@ pub(super) struct Cached {
     pub(super) rows: usize,
     /// Where the last part of the prompt began.
     pub(super) mark: usize,
-    /// Whether the draft's context is there too.
+    /// Whether they hold the draft's context, too.
     pub(super) drafted: bool,
     /// Pages granted to the caches.
     pub(super) grant: usize,
-    /// The longest fork that was refused: shorter ones are, too, since a sliding layer forgets from the front.
+    /// Length of the longest fork that was refused; shorter ones would be, too, since a sliding layer forgets
+    /// from the front.
     pub(super) refused: usize,
 }
 
 impl Cached {
-    /// How much of `tokens` a fork could take from here now. Nothing below a page: it would not be worth a copy.
+    /// How many of `tokens` a fork could take from these caches now; 0 below a page, which is not worth a
+    /// copy.
     pub(super) fn ready(&self, tokens: &[u32], drafts: bool, forks: Forks) -> usize {
         if drafts && !self.drafted {
             return 0;
@@ -39,7 +41,7 @@ impl Cached {
         if usable < PAGE_SIZE || usable <= self.refused { 0 } else { usable }
     }
 
-    /// The same for when the first `goal` tokens have gone through the target.
+    /// The same once the first `goal` tokens have gone through the target.
     pub(super) fn coming(&self, goal: usize, tokens: &[u32], drafts: bool, forks: Forks) -> usize {
         if drafts && !self.drafted {
             return 0;

@@ -1,4 +1,4 @@
-//! Who decides about a batch's rows: the runner where it can, on the rows' own device; the core on this one otherwise.
+//! Who decides on a batch's rows: the runner on their own device if it can, otherwise the core on the host.
 
 use rayon::prelude::*;
 
@@ -13,8 +13,8 @@ use crate::chain::{self, ChainSettings};
 use crate::schedule::Planner;
 use crate::threads;
 
-/// Whether the runner decides about a request. The choice of candidates, and with it the laws of drafted tokens, is the
-/// core's.
+/// Whether the runner decides for a request. Only the core can choose Markov candidates, on which the
+/// distributions of drafted tokens depend.
 fn is_placed<M: ModelRunner>(runner: &M, config: &EngineConfig, active: &Active) -> bool {
     config.markov_candidates.is_none() && runner.decides(config.rule, &active.request.params)
 }
@@ -71,7 +71,7 @@ impl Chains<'_> {
         Ok(())
     }
 
-    /// Brings a pass to the host, where it must fit the heads.
+    /// Copies a pass to the host, and checks that it fits the heads.
     fn fetch<M: ModelRunner>(runner: &M, pass: &mut DraftPass<M::Rows>) -> Result<(), RunnerError> {
         pass.base.fetch()?;
         pass.hidden.as_mut().map_or(Ok(()), PassRows::fetch)?;
@@ -107,9 +107,9 @@ impl Chains<'_> {
     }
 }
 
-/// Applies the acceptance rule to each request's rows, the first of which is `first`, and commits the outcome. An
-/// error ends the requests that it concerns: those of which the runner decides, or the others. Returns how many decisions
-/// were within rounding of another one.
+/// Applies the acceptance rule to each request's rows, beginning with row `first`, and commits the outcome.
+/// An error ends the requests that it concerns: those that the runner decides, or the others. Returns how
+/// many decisions were within the rounding error of a different one.
 pub(super) fn judge<M: ModelRunner>(
     runner: &mut M,
     config: &EngineConfig,
@@ -168,7 +168,7 @@ pub(super) fn judge<M: ModelRunner>(
     close
 }
 
-/// Commits what the runner says of a request's block; 1 if that was within rounding.
+/// Commits the runner's judgement of a block; returns 1 if it was within the rounding error, else 0.
 fn take(active: &mut Active, outcome: Result<Judgement, NumericsError>, is_round: bool) -> u64 {
     match outcome {
         Ok(Judgement { verdict, is_close }) => {
@@ -199,7 +199,7 @@ fn end_unusable(active: &mut Active, reason: String) {
     active.end(FinishReason::Error, Some(Failure::Numerics(reason)));
 }
 
-/// A batch of one stays on this thread: handing it over costs more than most rows.
+/// Does all work, a single piece on this thread: handing it over costs more than most rows.
 fn for_each<T: Send>(work: Vec<T>, run: impl Fn(T) + Sync + Send) {
     if work.len() > 1 && threads::are_ours() {
         work.into_par_iter().for_each(run);

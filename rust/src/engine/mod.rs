@@ -41,7 +41,7 @@ use pages::Pages;
 use prefixes::{MOST, Prefixes};
 use stats::Latencies;
 
-/// What an engine is told once.
+/// The configuration that an engine starts with.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
     /// The acceptance rule of every request.
@@ -50,17 +50,17 @@ pub struct EngineConfig {
     pub policy: Policy,
     /// Tokens that one draft pass proposes; 0 without a draft.
     pub gamma: usize,
-    /// Tokens to keep of them at most.
+    /// The most tokens that a request drafts in a round.
     pub block_size: usize,
     /// Candidates of the Markov chain; `None` for the whole vocabulary.
     pub markov_candidates: Option<usize>,
     /// Calibrations of the confidence head, each with the sampling it was fitted under; `None` serves every
     /// request ([`fitting`](crate::calibration::fitting)).
     pub calibrations: Vec<(Option<Regime>, Calibration)>,
-    /// Requests that run at once.
+    /// The most requests that run at once.
     pub max_batch_size: usize,
-    /// Prompt tokens that one step runs at most, over all requests: what running requests wait for, and what a deadline
-    /// can be late by. Never 0.
+    /// The most prompt tokens that one step runs, over all requests: running requests wait for them, and a
+    /// deadline can be late by as much. Never 0.
     pub prefill_chunk_size: usize,
     /// Positions that running requests and kept prefixes may take in the caches, in whole pages.
     pub max_kv_tokens: usize,
@@ -69,13 +69,13 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// Rows that a request's caches need for its next round, behind `rows` of them.
+    /// Rows that a request's caches, which hold `rows` now, must have room for in its next round.
     fn reach(&self, rows: usize, drafts: bool) -> usize {
         rows + 1 + if drafts { self.block_size } else { 0 }
     }
 }
 
-/// The round loop. It lives on one thread; [`Queue`] and [`StatsBoard`] are how others reach it.
+/// The round loop. It runs on one thread; others reach it through [`Queue`] and [`StatsBoard`].
 pub struct Engine<M: ModelRunner> {
     config: EngineConfig,
     runner: M,
@@ -85,19 +85,19 @@ pub struct Engine<M: ModelRunner> {
     pages: Pages,
     /// Caches of requests that ended.
     prefixes: Prefixes,
-    /// Gave up their caches for others. This list and the next two are in order of admission.
+    /// Requests that gave up their caches for others. This list and the next two are in order of admission.
     preempted: Vec<Active>,
-    /// Admitted, with a prompt that is not through.
+    /// Admitted requests whose prompts are not complete.
     prefilling: Vec<Active>,
-    /// Decoding.
+    /// Requests that decode.
     active: Vec<Active>,
     /// Requests that were admitted since the start.
     admissions: u64,
     planner: Planner,
-    /// Whether drafts have failed of late, and how often since the start.
+    /// Whether drafting pauses because drafts have failed, and how often they failed since the start.
     aside: Aside,
     draft_failures: u64,
-    /// Whether the last pass with drafted tokens failed, and only because of them.
+    /// Whether the last target pass over drafted tokens failed and then succeeded without them.
     wide_failed: bool,
 }
 
@@ -113,7 +113,8 @@ impl<M: ModelRunner> Engine<M> {
         }
         let most = match forks {
             Forks::Anywhere | Forks::Never => MOST,
-            // Each has a recurrent state of its own, which no page counts: as many as requests may run.
+            // Each has a recurrent state of its own, which the pages do not count: only as many as requests
+            // may run.
             Forks::AtParts => config.max_batch_size.min(MOST),
         };
         Engine {
@@ -135,7 +136,7 @@ impl<M: ModelRunner> Engine<M> {
         }
     }
 
-    /// Serves until the queue is closed; then aborts what is left.
+    /// Serves until the queue is closed; dropping the engine then aborts what is left.
     pub fn run(&mut self) {
         while !self.queue.is_closed() {
             if self.active.is_empty() && self.prefilling.is_empty() && self.preempted.is_empty() {
@@ -145,8 +146,9 @@ impl<M: ModelRunner> Engine<M> {
         }
     }
 
-    /// One round: ends what was cancelled, admits what fits, runs a part of the prompts that wait, and lets every
-    /// decoding request advance. Public so that tests and other loops can drive the engine themselves.
+    /// One step: ends cancelled requests, admits those that fit, runs parts of the waiting prompts, and
+    /// advances every decoding request by a round. Public so that tests and other loops can drive the engine
+    /// themselves.
     pub fn step(&mut self) {
         let started = Instant::now();
         self.end_overdue();
@@ -199,7 +201,7 @@ impl<M: ModelRunner> Engine<M> {
 }
 
 impl<M: ModelRunner> Drop for Engine<M> {
-    /// Nobody waits for ever: what is left is told that it was aborted, or that the engine has failed.
+    /// Ends what is left as aborted, or as failed if the engine panicked, so that no client waits for ever.
     fn drop(&mut self) {
         let failed = std::thread::panicking();
         if failed {

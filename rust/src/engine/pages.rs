@@ -3,7 +3,7 @@
 /// Positions in one page, of the target's cache and the draft's context together.
 pub const PAGE_SIZE: usize = 16;
 
-/// Pages that a grant grows by at least.
+/// The fewest pages that a grant grows by.
 const SMALLEST_STEP: usize = 4;
 
 /// Counts the pages of all caches: those of requests that run and those of kept prefixes.
@@ -14,7 +14,7 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// As many pages as `tokens` positions fill.
+    /// As many pages as `tokens` positions fill, all of them free.
     pub(super) fn new(tokens: usize) -> Self {
         Pages { total: tokens / PAGE_SIZE, used: 0 }
     }
@@ -24,8 +24,8 @@ impl Pages {
         tokens.div_ceil(PAGE_SIZE)
     }
 
-    /// What a grant should become that has to hold `needed` pages and will never hold more than `most`: an eighth
-    /// more than it is, so that the rows of a long request are not copied at every page.
+    /// The new size of a grant that has to hold `needed` pages and will never hold more than `most`: an
+    /// eighth more than before, so that the rows of a long request are not copied at every page.
     pub(super) fn grown(grant: usize, needed: usize, most: usize) -> usize {
         (grant + SMALLEST_STEP.max(grant / 8)).min(most).max(needed)
     }
@@ -35,7 +35,7 @@ impl Pages {
         pages <= self.free()
     }
 
-    /// Takes pages; the caller has asked [`Self::can_allocate`].
+    /// Takes pages; the caller has checked [`Self::can_allocate`].
     pub(super) fn allocate(&mut self, pages: usize) {
         debug_assert!(self.can_allocate(pages), "{pages} pages of {}", self.free());
         self.used += pages;
@@ -47,7 +47,7 @@ impl Pages {
         self.used -= pages;
     }
 
-    /// Pages that nobody has.
+    /// Pages that are not granted.
     pub(super) fn free(&self) -> usize {
         self.total - self.used
     }
@@ -57,7 +57,7 @@ impl Pages {
         self.used
     }
 
-    /// Pages there are.
+    /// All pages.
     pub(super) fn total(&self) -> usize {
         self.total
     }

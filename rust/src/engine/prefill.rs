@@ -11,7 +11,7 @@ use super::round::at;
 use super::runner::check_rows;
 use super::{Engine, Forks, ModelRunner, PAGE_SIZE};
 
-/// The next tokens of a prompt: the place of its request, how many, and whether the prompt is through with them.
+/// The next tokens of a prompt: the place of its request, their number, and whether they complete the prompt.
 #[derive(Clone, Copy)]
 struct Part {
     place: usize,
@@ -20,8 +20,8 @@ struct Part {
 }
 
 impl<M: ModelRunner> Engine<M> {
-    /// Runs the next tokens of the prompts that wait, up to the chunk size. Between passes requests are admitted: those
-    /// whose prompt has just become ready take it over in the same step.
+    /// Runs the next tokens of the waiting prompts, up to the chunk size. Requests are admitted between
+    /// passes, so that those whose prompt another request has just completed copy it in the same step.
     pub(super) fn prefill(&mut self) {
         let mut left = self.config.prefill_chunk_size;
         while left > 0 {
@@ -37,8 +37,9 @@ impl<M: ModelRunner> Engine<M> {
         }
     }
 
-    /// Runs parts each alone: where their pass has failed, that shows whose fault it was. From the last to the first, as
-    /// who leaves moves those behind it. What a prompt may lack is memory, and kept prefixes have some.
+    /// Runs each part alone; if their common pass has failed, this shows which of them is the cause. The last
+    /// comes first, because a request that leaves moves those behind it. A part that fails is tried again
+    /// without kept prefixes, since memory may be what it lacks.
     fn prefill_each(&mut self, mut parts: Vec<Part>) {
         parts.sort_by_key(|part| Reverse(part.place));
         for part in parts {
@@ -50,9 +51,10 @@ impl<M: ModelRunner> Engine<M> {
         }
     }
 
-    /// What the next pass runs, of at most `left` tokens; the prompts that get through with it first. Tokens go
-    /// to those who have least left, so that no short prompt waits for a long one, and of equal ones the first comes
-    /// first. But half of them, or a page, is for the oldest: so everybody gets through.
+    /// The parts that the next pass runs, `left` tokens at most; those that complete their prompts come
+    /// first. Tokens go to the prompts with the fewest left, so that no short prompt waits for a long one; of
+    /// equal ones, the first comes first. But half of the tokens, or a page, are for the oldest prompt, so
+    /// that every prompt gets through.
     fn parts(&self, left: usize) -> Vec<Part> {
         let mut order: Vec<_> = self.prefilling.iter().enumerate().collect();
         order.sort_by_key(|(_, active)| active.unfilled());
@@ -75,8 +77,9 @@ impl<M: ModelRunner> Engine<M> {
         parts
     }
 
-    /// One pass over these parts; draws the first token of each request whose prompt is through. Where it fails the
-    /// requests end, or, if it shall be tried `again`, stay as they were: false.
+    /// Runs one pass over these parts, and draws the first token of each request whose prompt is complete. If
+    /// the pass fails, the requests end; if it is to be tried `again`, they stay as they were and it returns
+    /// false.
     fn prefill_pass(&mut self, parts: &[Part], again: bool) -> bool {
         let started = Instant::now();
         let item = |part: &Part| {
@@ -103,7 +106,7 @@ impl<M: ModelRunner> Engine<M> {
                     cached.mark = cached.rows;
                     cached.rows += part.tokens;
                 }
-                // In order of their places, as their rows are.
+                // In order of their places, like their rows.
                 let mut through: Vec<_> =
                     self.prefilling.extract_if(.., |active| active.unfilled() == 0).collect();
                 self.draw_first(&mut through, &mut logits);
@@ -115,8 +118,8 @@ impl<M: ModelRunner> Engine<M> {
         true
     }
 
-    /// Draws the first token of requests whose prompts are through, by their row of `logits` each. Who was preempted has
-    /// its next token already: its anchor.
+    /// Draws the first token of each request whose prompt is complete from its row of `logits`. A request
+    /// that was preempted has its next token already: its anchor.
     fn draw_first(&mut self, through: &mut [Active], logits: &mut M::Rows) {
         let mut row = 0;
         for run in through.chunk_by_mut(|a, b| a.is_fresh() == b.is_fresh()) {
@@ -129,9 +132,9 @@ impl<M: ModelRunner> Engine<M> {
     }
 }
 
-/// Tokens of the next part of a prompt: at most the `left` ones of a step's `chunk`. If forks need it, a part ends at the
-/// last page border, and what is behind is not cut but waits for a step that it fits in: it begins where others will
-/// fork. Only a chunk smaller than that cuts it.
+/// Tokens of the next part of a prompt: at most the `left` ones of a step's `chunk`. If forks need it, a part
+/// ends at the last page border. What follows the border begins where others will fork, so it is not split
+/// but waits for a step that it fits in; only a chunk smaller than that splits it.
 fn part(active: &Active, left: usize, chunk: usize, forks: Forks) -> usize {
     let unfilled = active.unfilled();
     let to_border = border(active.goal()).saturating_sub(active.cached.rows);

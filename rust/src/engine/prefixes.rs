@@ -3,8 +3,9 @@
 use super::cached::Cached;
 use super::{Forks, RequestId};
 
-/// Prefixes kept at most. Each look-up compares a prompt with every one of them, at the speed of memory: a hundred of
-/// a thousand tokens are some ten microseconds, which a hash of pages would not repay.
+/// The most prefixes that are kept. Each look-up compares a prompt with all of them, at the speed of memory:
+/// a hundred of a thousand tokens take some ten microseconds, too little for a hash of pages to be worth its
+/// code.
 pub(super) const MOST: usize = 128;
 
 /// Kept prefixes, the least recently used first.
@@ -15,13 +16,13 @@ pub(super) struct Prefixes {
 }
 
 impl Prefixes {
-    /// None yet, and `most` at most.
+    /// No prefixes yet, and never more than `most`.
     pub(super) fn new(most: usize) -> Self {
         Self { kept: Vec::new(), most: most.max(1) }
     }
 
-    /// Keeps what an ended request's caches hold. Returns what need not be held any longer, this very prefix
-    /// perhaps: what another one has too, and what is too many.
+    /// Keeps what an ended request's caches hold. Returns the caches that need not be held any longer,
+    /// perhaps these themselves: those that another prefix contains, and those beyond the limit.
     #[must_use]
     pub(super) fn keep(
         &mut self,
@@ -43,13 +44,13 @@ impl Prefixes {
         dropped
     }
 
-    /// Takes out the least recently used prefix, `spared` apart.
+    /// Removes and returns the least recently used prefix other than `spared`.
     pub(super) fn evict(&mut self, spared: Option<RequestId>) -> Option<(RequestId, Cached)> {
         let at = self.kept.iter().position(|(id, _)| Some(*id) != spared)?;
         Some(self.kept.remove(at))
     }
 
-    /// Takes out a prefix.
+    /// Removes and returns a prefix.
     pub(super) fn take(&mut self, id: RequestId) -> Option<(RequestId, Cached)> {
         let at = self.kept.iter().position(|(kept, _)| *kept == id)?;
         Some(self.kept.remove(at))
@@ -77,12 +78,12 @@ impl Prefixes {
         self.kept.iter().map(|(id, cached)| (*id, cached))
     }
 
-    /// The prefixes, to be changed.
+    /// The prefixes, mutable.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (RequestId, &mut Cached)> {
         self.kept.iter_mut().map(|(id, cached)| (*id, cached))
     }
 
-    /// Pages that they hold.
+    /// Pages that the prefixes hold.
     pub(super) fn pages(&self) -> usize {
         self.kept.iter().map(|(_, cached)| cached.grant).sum()
     }
@@ -130,9 +131,9 @@ mod tests {
         assert_eq!((dropped[0].0, ids(&prefixes)), (2, vec![1]));
         let dropped = prefixes.keep(3, cached(0..40), Forks::Anywhere);
         assert_eq!((dropped[0].0, ids(&prefixes)), (1, vec![3]));
-        // A recurrent state of the past cannot be had from a later one.
+        // An earlier recurrent state cannot be recovered from a later one.
         assert!(prefixes.keep(4, cached(0..20), Forks::AtParts).is_empty());
-        // Nor a draft context from caches without one.
+        // Nor can a draft context from caches without one.
         let plain = Cached { drafted: false, ..cached(0..50) };
         assert!(prefixes.keep(5, plain, Forks::Anywhere).is_empty());
         assert_eq!(prefixes.keep(6, Cached { drafted: false, ..cached(0..25) }, Forks::Anywhere)[0].0, 6);

@@ -9,10 +9,11 @@ use super::pages::Pages;
 use super::{EngineConfig, Failure, Request};
 use crate::schedule::Policy;
 
-/// Requests from the head of the queue that are looked at, where those before them wait for a prompt to be computed.
+/// How many requests are looked at from the head of the queue on, if those before them wait for a prompt to
+/// be computed.
 const LOOKED_AT: usize = 64;
 
-/// The engine's door: any thread may submit, wake or close it.
+/// The way to the engine for other threads: any of them may submit requests, set the policy or close it.
 pub struct Queue {
     waiting: Mutex<VecDeque<Request>>,
     changed: Condvar,
@@ -27,7 +28,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// The door of an engine with these bounds.
+    /// The queue of an engine with these bounds.
     pub fn new(config: &EngineConfig) -> Self {
         Queue {
             waiting: Mutex::default(),
@@ -42,8 +43,8 @@ impl Queue {
         }
     }
 
-    /// Adds a request. It is refused, at once and as a whole, if the engine is closed, if it could never run, or if
-    /// too many wait already.
+    /// Adds a request. It is refused at once if the engine is closed, if it could never run, or if too many
+    /// requests wait already.
     pub fn submit(&self, request: Request) -> Result<(), Failure> {
         let fits = self.check(&request);
         let mut waiting = self.lock();
@@ -63,7 +64,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Refuses a request that would not fit if it ran alone.
+    /// Refuses a request that would not fit even if it ran alone.
     fn check(&self, request: &Request) -> Result<(), Failure> {
         let demand = request.demand();
         let fits = Pages::needed(demand) <= Pages::new(self.max_kv_tokens).total();
@@ -71,8 +72,8 @@ impl Queue {
             return Ok(());
         }
         Err(Failure::Capacity(format!(
-            "the request can come to {demand} positions (prompt {}, max_tokens {}), \
-             more than max_kv_tokens = {} holds",
+            "the request can grow to {demand} positions (prompt {}, max_tokens {}), \
+             more than max_kv_tokens = {} allows",
             request.prompt.len(),
             request.max_tokens,
             self.max_kv_tokens
@@ -84,29 +85,29 @@ impl Queue {
             return Ok(());
         }
         Err(Failure::QueueFull(format!(
-            "{waiting} requests wait already (max_queue_size = {})",
+            "{waiting} requests are waiting already (max_queue_size = {})",
             self.max_queue_size
         )))
     }
 
-    /// Requests that were let in since the start.
+    /// Requests that were accepted since the start.
     pub fn accepted(&self) -> u64 {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Requests that were refused for want of room.
+    /// Requests that were refused for lack of room.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Ends the engine after its current round; what runs or waits is aborted.
+    /// Ends the engine after its current round; running and waiting requests are aborted.
     pub fn close(&self) {
         let _waiting = self.lock();
         self.closed.store(true, Ordering::SeqCst);
         self.changed.notify_all();
     }
 
-    /// Closes, and says from now on that the engine has failed.
+    /// Closes the queue, and reports from now on that the engine has failed.
     pub(super) fn fail(&self) {
         self.failed.store(true, Ordering::SeqCst);
         self.close();
@@ -117,7 +118,7 @@ impl Queue {
         *self.policy.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(policy);
     }
 
-    /// The policy that was set since the last look.
+    /// Takes the policy that was set since the last call.
     pub(super) fn take_policy(&self) -> Option<Policy> {
         self.policy.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
@@ -147,8 +148,9 @@ impl Queue {
         Vec::from(taken)
     }
 
-    /// Takes the first waiting request for which `choose` breaks with something; it looks no further where that is nothing,
-    /// nor than [`LOOKED_AT`] requests: a thousand that wait for one prompt are not compared with it in every step.
+    /// Takes the first waiting request for which `choose` breaks with a value. The search ends if `choose`
+    /// breaks with `None`, and after [`LOOKED_AT`] requests, so that a thousand that wait for one prompt are
+    /// not compared with it in every step.
     pub(super) fn take_first<T>(
         &self,
         mut choose: impl FnMut(&Request) -> ControlFlow<Option<T>>,

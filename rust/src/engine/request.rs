@@ -25,19 +25,19 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How tokens are drawn.
     pub params: SamplingParams,
-    /// Whether the draft may speak; if not, nothing is spent on it.
+    /// Whether the request may draft; if not, nothing is spent on the draft.
     pub drafts: bool,
     /// The request's own noise: seed and index within `n`.
     pub noise: Noise,
-    /// Tokens to generate at most, the context window already taken into account.
+    /// The most tokens to generate, the context window already taken into account.
     pub max_tokens: usize,
     /// Ids that end the request.
     pub stop_ids: StopIds,
-    /// Strings that end the request, with the means to see them.
+    /// Strings that end the request, with the detokenizer that shows them the text.
     pub stop_text: Option<StopText>,
-    /// When the request gives up.
+    /// When the request is aborted if it has not ended.
     pub deadline: Option<Instant>,
-    /// When it was made: what its times count from.
+    /// When it was made; its times count from then.
     pub submitted: Instant,
     /// Set from any thread to end it within a round.
     pub cancelled: Arc<AtomicBool>,
@@ -46,7 +46,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Positions that the request can come to take. Its last rounds draft less, so a verify pass adds none.
+    /// The most positions that the request can take. Its last rounds draft less, so the rows of a verify pass
+    /// add none.
     pub(super) fn demand(&self) -> usize {
         self.prompt.len() + self.max_tokens
     }
@@ -70,7 +71,7 @@ pub struct Update {
     pub finish: Option<Finish>,
 }
 
-/// Why a request ended, and its account.
+/// Why a request ended, and its statistics.
 #[derive(Debug)]
 pub struct Finish {
     /// The kind of end.
@@ -94,7 +95,7 @@ pub struct Finish {
 }
 
 impl Finish {
-    /// Of a request that never ran.
+    /// The end of a request that never ran.
     pub fn unserved(reason: FinishReason, error: Option<Failure>) -> Self {
         Finish {
             reason,
@@ -123,7 +124,7 @@ pub enum FinishReason {
     Error,
 }
 
-/// The stop that was met, where there is something to say.
+/// What stopped a request, if there is something to report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StopReason {
     /// One of the request's own stop ids.
@@ -141,12 +142,12 @@ pub enum Failure {
     Runner(String),
     /// It does not fit.
     Capacity(String),
-    /// Too many wait already; later there may be room.
+    /// Too many requests wait already; there may be room later.
     QueueFull(String),
 }
 
 impl Failure {
-    /// The engine's own end.
+    /// The failure of requests whose engine has ended.
     pub fn ended() -> Self {
         Failure::Runner("the engine has failed and ended".into())
     }
@@ -167,12 +168,12 @@ pub struct Round {
     pub confidence: Vec<f32>,
 }
 
-/// Where a request's time went. A pass that a batch shares counts whole for each of its requests.
+/// Where a request's time went. A pass that a batch shares counts in full for each of its requests.
 #[derive(Debug, Clone, Default)]
 pub struct Timing {
     /// From submission to the start of its prefill.
     pub queue: Duration,
-    /// The prefill passes, those after a preemption too.
+    /// Prefill passes, including those after a preemption.
     pub prefill: Duration,
     /// Draft passes, context updates and Markov chains.
     pub draft: Duration,
@@ -182,7 +183,7 @@ pub struct Timing {
     pub sample: Duration,
     /// From submission to the last token.
     pub total: Duration,
-    /// When each update was made, from submission, and how many tokens it had.
+    /// Each update's time since submission, and its number of tokens.
     pub updates: Vec<(Duration, usize)>,
 }
 

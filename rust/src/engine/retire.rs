@@ -1,4 +1,4 @@
-//! After every pass: clients get what is new, and who has ended leaves, perhaps with a prefix for others.
+//! After every pass: clients get what is new, and ended requests leave, perhaps with a prefix for others.
 
 use std::time::Instant;
 
@@ -6,10 +6,10 @@ use super::active::Active;
 use super::{Engine, Forks, ModelRunner, PAGE_SIZE};
 
 impl<M: ModelRunner> Engine<M> {
-    /// Sends what is new to the clients and forgets the requests that ended; what their caches hold may be kept.
+    /// Sends clients what is new, and forgets the requests that ended; what their caches hold may be kept.
     pub(super) fn retire(&mut self) {
         let now = Instant::now();
-        // Before the clients, so that who has a result finds it counted.
+        // Before the clients get theirs, so that a client that has its result finds it counted.
         self.publish(now);
         let (mut kept, mut dropped) = (Vec::new(), Vec::new());
         let keeps = self.forks != Forks::Never;

@@ -1,4 +1,4 @@
-//! Pages for the next round, and who makes room when there are none.
+//! Pages for the next round, and which requests make room when there are none.
 
 use super::admit::insert;
 use super::cached::Cached;
@@ -7,8 +7,9 @@ use super::{Engine, ModelRunner, PAGE_SIZE, RequestId, RunnerError};
 use crate::schedule::Depth;
 
 impl<M: ModelRunner> Engine<M> {
-    /// Gives every decoding request the pages that its next round can need, the oldest first. Kept prefixes make room, the
-    /// least recently used first, then the requests that were admitted last: the oldest one always goes on.
+    /// Gives every decoding request the pages that its next round can need, the oldest first. Kept prefixes
+    /// make room, the least recently used first, then the requests that were admitted last; the oldest one
+    /// always continues.
     pub(super) fn grow(&mut self) {
         let mut next = 0;
         while next < self.active.len() {
@@ -34,7 +35,7 @@ impl<M: ModelRunner> Engine<M> {
         }
     }
 
-    /// Grants that many pages more to the request at `index`.
+    /// Grants that many more pages to the request at `index`.
     fn extend(&mut self, index: usize, pages: usize) {
         let active = &mut self.active[index];
         self.pages.allocate(pages);
@@ -45,8 +46,8 @@ impl<M: ModelRunner> Engine<M> {
         }
     }
 
-    /// Has the runner make room for that many pages of a request's caches. Where it cannot, kept prefixes, `spared` apart,
-    /// are given up first: what they were granted is memory, too.
+    /// Asks the runner to make room for that many pages of a request's caches. If it cannot, it is asked
+    /// again after all kept prefixes but `spared` have been given up: what they were granted is memory, too.
     pub(super) fn reserve(
         &mut self,
         id: RequestId,
@@ -66,9 +67,9 @@ impl<M: ModelRunner> Engine<M> {
         index + 1 == self.active.len() && self.prefilling.last().is_none_or(|last| last.admission < admission)
     }
 
-    /// Gives up the caches of the request that was admitted last, whether its prompt is through or not. It waits in front of
-    /// all that never ran, and once its prompt and what it generated have gone through the target again, it goes on at its
-    /// anchor: nothing is drawn twice.
+    /// Gives up the caches of the request that was admitted last, whether its prompt is complete or not. It
+    /// waits in front of all requests that never ran. Once its prompt and its generated tokens have gone
+    /// through the target again, it continues at its anchor: nothing is drawn twice.
     fn preempt(&mut self) {
         let decodes = !self.active.is_empty() && self.is_youngest(self.active.len() - 1);
         let running = if decodes { &mut self.active } else { &mut self.prefilling };
@@ -84,7 +85,7 @@ impl<M: ModelRunner> Engine<M> {
         self.stats.add(|stats| stats.preemptions += 1);
     }
 
-    /// Gives up kept prefixes, `spared` apart, until that many pages are free or none is left.
+    /// Gives up kept prefixes other than `spared` until that many pages are free or no prefix is left.
     pub(super) fn evict(&mut self, pages: usize, spared: Option<RequestId>) {
         while !self.pages.can_allocate(pages)
             && let Some(prefix) = self.prefixes.evict(spared)
@@ -93,7 +94,7 @@ impl<M: ModelRunner> Engine<M> {
         }
     }
 
-    /// Lets the runner forget caches, and takes their pages back.
+    /// Makes the runner forget caches, and takes their pages back.
     pub(super) fn forget(&mut self, caches: impl IntoIterator<Item = (RequestId, Cached)>) {
         let release = |(id, cached): (RequestId, Cached)| {
             self.pages.deallocate(cached.grant);

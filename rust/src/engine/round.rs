@@ -25,9 +25,9 @@ impl<M: ModelRunner> Engine<M> {
         self.draft(&mut time);
         self.plan();
         if self.verify(&mut time) {
-            // What earlier rounds put off is no cost of this one.
+            // Feeding what earlier rounds put off is not a cost of this one.
             time.total = (started.elapsed() - put_off).as_secs_f64();
-            // Nor is a draft that failed one of plain rounds.
+            // Nor is a draft that failed a cost of plain rounds.
             if self.draft_failures == failures && self.planner.timed(&time) {
                 self.publish_costs();
             }
@@ -35,13 +35,14 @@ impl<M: ModelRunner> Engine<M> {
         self.retire();
     }
 
-    /// Shows other threads what rounds cost as of now.
+    /// Publishes what rounds cost now for other threads.
     pub(super) fn publish_costs(&self) {
         let table = self.planner.cost_table().cloned();
         self.stats.add(|stats| stats.cost_table = table);
     }
 
-    /// Asks the policy who drafts, and lets those who resume catch up with their context: the time of that.
+    /// Asks the policy which requests draft, and brings the draft context of those that resume up to date.
+    /// Returns the time that the latter took.
     pub(super) fn decide_depths(&mut self) -> Duration {
         let block_size = self.config.block_size;
         let all_wait = self.aside.is_waiting();
@@ -122,7 +123,8 @@ impl<M: ModelRunner> Engine<M> {
         (0..self.active.len()).filter(|&place| self.active[place].depth.tokens > 0).collect()
     }
 
-    /// One draft pass for the requests at these places, and their chains: the time of both.
+    /// Runs one draft pass for the requests at these places, and draws their chains. Returns the times of the
+    /// two.
     fn draw(&mut self, places: &[usize]) -> Result<(Duration, Duration), RunnerError> {
         let started = Instant::now();
         let mut drafting: Vec<_> = at(&mut self.active, places).collect();
@@ -139,7 +141,7 @@ impl<M: ModelRunner> Engine<M> {
     fn plan(&mut self) {
         let all_greedy = self.active.iter().all(|active| active.request.params.is_greedy());
         let drafts: Vec<_> = self.active.iter().map(|active| plannable(&active.chain)).collect();
-        // Confidences are probabilities here; were they not, verifying nothing is always sound.
+        // Confidences are probabilities here; if they were not, verifying nothing would still be sound.
         let lengths = self.planner.plan(&drafts, all_greedy).unwrap_or_else(|_| vec![0; drafts.len()]);
         for (active, verified) in self.active.iter_mut().zip(lengths) {
             let anchor = active.anchor();
@@ -150,17 +152,17 @@ impl<M: ModelRunner> Engine<M> {
     }
 }
 
-/// The requests at these places, in their order.
+/// The requests at these places, in order of place.
 pub(super) fn at<'a>(active: &'a mut [Active], places: &'a [usize]) -> impl Iterator<Item = &'a mut Active> {
     active.iter_mut().enumerate().filter(|(place, _)| places.contains(place)).map(|(_, active)| active)
 }
 
-/// What the plan may count on. A head whose confidence is not a probability vouches for nothing from there on;
-/// without a head every drafted token stands for itself.
+/// The drafted tokens that the plan may use: those before the first confidence that is not a probability, or
+/// all of them if there is no confidence head.
 fn plannable(chain: &Chain) -> Draft<'_> {
     let confidences = chain.confidence.as_slice();
     let sure = confidences.iter().take_while(|c| (0.0..=1.0).contains(*c)).count();
     let drafted = if confidences.is_empty() { chain.ids.len() } else { sure };
-    // The limits of budget and window were the chain's: what it drafted fits.
+    // The chain has kept to the limits of budget and window, so all that it drafted fits.
     Draft { drafted, limit: drafted, confidences: &confidences[..sure] }
 }

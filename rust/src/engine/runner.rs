@@ -12,15 +12,15 @@ pub type RequestId = u64;
 
 /// Logits or hidden states that a pass left in memory, readable until dropped.
 pub trait PassRows: Send + Sync {
-    /// The rows in the order in which the pass was asked for them. After [`PassRows::fetch`].
+    /// The rows, in the order in which the pass was asked for them. To be called after [`PassRows::fetch`].
     fn rows(&self) -> Rows<'_>;
 
-    /// Brings rows that lie elsewhere to where they can be read, once.
+    /// Copies rows that lie elsewhere to where they can be read, unless that was done before.
     fn fetch(&mut self) -> Result<(), RunnerError> {
         Ok(())
     }
 
-    /// Rows and columns, wherever they lie.
+    /// The numbers of rows and columns, wherever the rows lie.
     fn shape(&self) -> (usize, usize) {
         (self.rows().rows(), self.rows().cols())
     }
@@ -29,9 +29,9 @@ pub trait PassRows: Send + Sync {
 /// A drafted block to be judged by rows of a verify pass.
 #[derive(Clone, Copy)]
 pub struct Block<'a> {
-    /// Whose it is.
+    /// The request that it belongs to.
     pub request: RequestId,
-    /// The first of its rows of logits: one more than tokens.
+    /// The first of its rows of logits, of which there is one more than drafted tokens.
     pub first_row: usize,
     /// The drafted tokens to judge.
     pub ids: &'a [u32],
@@ -39,14 +39,14 @@ pub struct Block<'a> {
     pub params: &'a SamplingParams,
     /// Ends with the anchor.
     pub history: &'a History,
-    /// That of the round.
+    /// The round's noise.
     pub noise: Counted,
 }
 
 /// A block of a draft pass to draw tokens for.
 #[derive(Clone, Copy)]
 pub struct ChainBlock<'a> {
-    /// Whose it is.
+    /// The request that it belongs to.
     pub request: RequestId,
     /// The place of the request in the pass.
     pub index: usize,
@@ -56,93 +56,95 @@ pub struct ChainBlock<'a> {
     pub params: &'a SamplingParams,
     /// Ends with the anchor.
     pub history: &'a History,
-    /// That of the round.
+    /// The round's noise.
     pub noise: Counted,
-    /// How far the chain goes.
+    /// The chain's limits and calibration.
     pub settings: ChainSettings<'a>,
 }
 
-/// What a runner that decides says of a block.
+/// How a runner judged a block.
 #[derive(Debug)]
 pub struct Judgement {
-    /// What stays, and the token after it.
+    /// How many drafted tokens stay, and the token after them.
     pub verdict: Verdict,
-    /// Whether a margin was within rounding: the core might have decided otherwise.
+    /// Whether a margin was within the rounding error, so that the core might have decided otherwise.
     pub is_close: bool,
 }
 
-/// What a draft pass leaves: `gamma` rows for each request, one request after the other.
+/// The output of a draft pass: `gamma` rows for each request, one request after the other.
 pub struct DraftPass<R> {
     /// Base logits U, `[requests * gamma, vocabulary]`.
     pub base: R,
-    /// Backbone states h, `[requests * gamma, hidden]`; absent if no head reads them. With an RNN head that goes
-    /// through the anchor's slot, gamma + 1 rows each ([`Heads::hidden_rows`]).
+    /// Backbone states h, `[requests * gamma, hidden]`; absent if no head reads them. An RNN head that goes
+    /// through the anchor's slot needs gamma + 1 rows for each request ([`Heads::hidden_rows`]).
     pub hidden: Option<R>,
 }
 
 /// Where a runner can fork a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forks {
-    /// Behind any committed token, as a rule.
+    /// After any committed token, as a rule.
     Anywhere,
-    /// At its present length, or where the last part of its prompt began, as with recurrent states. Then the engine ends a
-    /// part at the last page border before a prompt's last token.
+    /// At its present length, or where the last part of its prompt began, as with recurrent states. The
+    /// engine then ends a part at the last page border before a prompt's last token.
     AtParts,
-    /// Nowhere: nothing is kept for later requests, and none waits for another one's prompt.
+    /// Nowhere: no prefix is kept for later requests, and none waits for another one's prompt.
     Never,
 }
 
-/// Why a pass could not be made.
+/// Why a pass or another call of a runner failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct RunnerError(pub String);
 
-/// Refuses a pass that gave another number of rows than was asked for.
+/// Refuses a pass that gave a different number of rows than it was asked for.
 pub(super) fn check_rows(pass: &str, found: &impl PassRows, asked: usize) -> Result<(), RunnerError> {
     let (found, _) = found.shape();
     if found == asked {
         return Ok(());
     }
-    Err(RunnerError(format!("the {pass} pass gave {found} rows, and {asked} were asked for")))
+    Err(RunnerError(format!("the {pass} pass gave {found} rows, but {asked} were asked for")))
 }
 
-/// The models, seen from the engine. A round calls each of `draft`, `verify` and `commit` at most once, for the whole batch; more
-/// often only where one of them failed. Everything comes from the engine's own thread.
+/// The models as the engine sees them. A round calls each of `draft`, `verify` and `commit` at most once, for
+/// the whole batch, and again only if a call failed. All calls come from the engine's own thread.
 pub trait ModelRunner {
-    /// Rows as this runner hands them over.
+    /// The type of the rows that this runner returns.
     type Rows: PassRows;
 
-    /// Runs the next part of each prompt through the target, keeps it, and for requests that draft (the flag)
-    /// hands its taps to the draft's context. The first part makes a request known. Returns the logits of each
-    /// part's last token, `[requests, vocabulary]`. A call that fails keeps nothing of any of them: each may be asked for
-    /// again.
+    /// Runs the next part of each prompt through the target, keeps its rows in the caches, and adds its taps
+    /// to the draft's context if the request drafts (the flag). A request becomes known with its first part.
+    /// Returns the logits of each part's last token, `[requests, vocabulary]`. A call that fails keeps
+    /// nothing of any part, so each may be run again.
     fn prefill(&mut self, items: &[(RequestId, &[u32], bool)]) -> Result<Self::Rows, RunnerError>;
 
-    /// Brings the draft context of these requests up to date: what their prompts and rounds without a draft put off.
-    /// Called before the draft pass of requests that resume drafting, so that the pass can be timed by itself.
+    /// Brings the draft context of these requests up to date with what their prompts and rounds without a
+    /// draft put off. Called before the draft pass of requests that resume drafting, so that the pass can be
+    /// timed by itself.
     fn feed(&mut self, _ids: &[RequestId]) -> Result<(), RunnerError> {
         Ok(())
     }
 
-    /// Runs one draft block per request, behind the given anchors.
+    /// Runs one draft block per request, after the given anchors.
     fn draft(&mut self, items: &[(RequestId, u32)]) -> Result<DraftPass<Self::Rows>, RunnerError>;
 
-    /// Runs each request's anchor and drafted tokens through the target, packed: the rows of a request
-    /// follow those of the one before. Caches are written but not advanced, so a call that fails may be made again.
+    /// Runs each request's anchor and drafted tokens through the target, packed: the rows of a request follow
+    /// those of the one before. Caches are written but not advanced, so a call that fails may be repeated.
     fn verify(&mut self, items: &[(RequestId, &[u32])]) -> Result<Self::Rows, RunnerError>;
 
-    /// Keeps the first rows of the last verify pass of each request: its caches advance by that many
-    /// positions and the kept taps become draft context, if not now then before the next draft: what fails then is the
-    /// draft's. Everything else is as if it had never run.
+    /// Keeps the first rows of each request's last verify pass: its caches advance by that many positions,
+    /// and the taps of these rows become draft context, now or before the next draft (a failure then counts
+    /// as the draft's). All other rows are as if they had never run.
     fn commit(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError>;
 
-    /// Gives the caches of each request room for that many positions: target rows and draft context alike, a pass's
-    /// own rows included. Called before the pass or the fork that needs it, and so for requests that are not known yet.
+    /// Gives each request's caches room for that many positions, target rows and draft context alike,
+    /// including a pass's own rows. Called before the pass or the fork that needs the room, hence also for
+    /// requests that are not known yet.
     fn reserve(&mut self, items: &[(RequestId, usize)]) -> Result<(), RunnerError>;
 
-    /// Makes `new` known with the first positions of `source`'s caches (target and, if it `drafts`, draft context);
-    /// `source` is not changed. Returns how many positions it took, at most `length`; 0, and `new` stays unknown, where
-    /// that is not possible; so it does where the call fails.
+    /// Makes `new` known with the first positions of `source`'s caches (target and, if it `drafts`, draft
+    /// context); `source` is not changed. Returns how many positions it took, at most `length`. If it can
+    /// take none, it returns 0 and `new` stays unknown, as it does if the call fails.
     fn fork(
         &mut self,
         new: RequestId,
@@ -160,8 +162,9 @@ pub trait ModelRunner {
     /// The draft's heads, in place.
     fn heads(&self) -> Heads<'_>;
 
-    /// Whether this runner itself draws and judges the blocks of such a request, where their rows lie ([`chain`] and
-    /// [`judge`], under the same law and with the same noise). The answer for a request never changes.
+    /// Whether this runner itself draws and judges the blocks of such a request, on the device where their
+    /// rows lie ([`chain`] and [`judge`], with the same distribution and the same noise). The answer for a
+    /// request never changes.
     ///
     /// [`chain`]: ModelRunner::chain
     /// [`judge`]: ModelRunner::judge
@@ -169,8 +172,8 @@ pub trait ModelRunner {
         false
     }
 
-    /// Draws the chains of some blocks of a draft pass. It keeps the laws that the tokens were drawn from until the
-    /// next call; those of the chains it gives back are empty.
+    /// Draws the chains of some blocks of a draft pass. The runner keeps the laws that the tokens were drawn
+    /// from until the next call; the chains that it returns have none.
     fn chain(
         &mut self,
         _rule: Rule,
@@ -180,7 +183,8 @@ pub trait ModelRunner {
         Err(RunnerError("this runner draws no chains".into()))
     }
 
-    /// Judges some blocks by rows of a pass. Their tokens are those of the last [`ModelRunner::chain`], or fewer.
+    /// Judges some blocks by rows of a pass. Their tokens are those of the last [`ModelRunner::chain`], or
+    /// the first of them.
     fn judge(
         &mut self,
         _rule: Rule,

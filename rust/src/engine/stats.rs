@@ -9,19 +9,19 @@ use hdrhistogram::Histogram;
 /// Totals since the engine started.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
-    /// Requests that were admitted and have not ended: those that decode, and those whose prompts are not through.
+    /// Requests that run: those that decode, and those whose prompts are not complete.
     pub running: usize,
-    /// Of these, those whose prompts are not through.
+    /// Of these, those whose prompts are not complete.
     pub prefilling: usize,
     /// Requests that gave up their caches for others and wait for room.
     pub preempted: usize,
-    /// Pages of the caches: all there are, those granted, and of these what kept prefixes hold.
+    /// Pages of the caches: all, those granted, and of these the ones that kept prefixes hold.
     pub pages: PageCounts,
     /// Positions that were taken from the caches of another request instead of being computed.
     pub reused_tokens: u64,
     /// How often a request gave up its caches for others.
     pub preemptions: u64,
-    /// Requests that ended, however they did.
+    /// Requests that ended, for whatever reason.
     pub finished: u64,
     /// Tokens committed.
     pub tokens: u64,
@@ -37,23 +37,26 @@ pub struct Stats {
     pub accepted: u64,
     /// Rounds of requests that the policy left without a draft.
     pub skipped: Skipped,
-    /// How often something of the draft failed: its pass, its context's or a chain.
+    /// How often a part of the draft failed: its pass, that of its context, or a chain.
     pub draft_failures: u64,
-    /// What the first failure said.
+    /// The error message of the first failure.
     pub draft_failure: Option<String>,
-    /// How often each position of a block was kept if the one before it was; ends before the first never judged.
+    /// How often each position of a block was kept if the one before it was; ends before the first position
+    /// that was never judged.
     pub acceptance_by_position: Vec<f64>,
-    /// What rounds cost as of now, under a policy that asks.
+    /// What rounds cost now, under a policy that uses it.
     pub cost_table: Option<CostTable>,
-    /// Passes of the target over a batch, prefills apart.
+    /// Passes of the target over a batch, without prefills.
     pub passes: u64,
-    /// Decisions of a runner (see [`ModelRunner::judge`](super::ModelRunner::judge)) whose margin was within rounding.
+    /// Decisions of a runner (see [`ModelRunner::judge`](super::ModelRunner::judge)) whose margin was within
+    /// rounding.
     pub close: u64,
     /// Time in prefill passes.
     pub prefill: Duration,
     /// Time in draft passes and context updates.
     pub draft: Duration,
-    /// Of this, time in commits and in catching up before a draft: caches advance, taps become draft context.
+    /// Of this, time in commits and in catching up before a draft, when caches advance and taps become draft
+    /// context.
     pub feed: Duration,
     /// Time in Markov chains and confidence heads.
     pub chain: Duration,
@@ -61,30 +64,30 @@ pub struct Stats {
     pub verify: Duration,
     /// Time in the acceptance rule.
     pub accept: Duration,
-    /// Time in whole rounds, all of the above included, prefills too.
+    /// Time in whole steps, including all of the above, prefills too.
     pub round: Duration,
 }
 
 /// Pages by use.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PageCounts {
-    /// What `max_kv_tokens` comes to.
+    /// What `max_kv_tokens` amounts to.
     pub total: usize,
     /// Granted to running requests and kept prefixes.
     pub used: usize,
-    /// Held by kept prefixes, until somebody needs them.
+    /// Held by kept prefixes, until they are needed.
     pub kept: usize,
 }
 
-/// Distributions of latencies, as a client sees them, of the last minute or two: of what an engine did yesterday today's
-/// percentiles would say nothing.
+/// Distributions of latencies, as a client sees them, over the last minute or two: percentiles over all that
+/// an engine ever did would say little about what it does now.
 #[derive(Debug)]
 pub(super) struct Latencies {
     first_token: Recent,
     between_tokens: Recent,
 }
 
-/// A distribution of the minute under way and of the one before it.
+/// A distribution over the current minute and the one before it.
 #[derive(Debug)]
 struct Recent {
     now: Histogram<u64>,
@@ -92,17 +95,16 @@ struct Recent {
     since: Instant,
 }
 
-/// How long a minute is.
 const MINUTE: Duration = Duration::from_secs(60);
 
 impl Recent {
     fn new() -> Self {
-        // Two digits: 1 % is more than latencies repeat to, and takes 26 kB.
+        // Two significant digits: latencies do not repeat to within 1 %, and a histogram takes 26 kB.
         let histogram = || Histogram::new_with_bounds(1, LONGEST, 2).expect("constant bounds are valid");
         Recent { now: histogram(), before: histogram(), since: Instant::now() }
     }
 
-    /// Lets go of what is too old.
+    /// Drops what is too old.
     fn turn(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.since);
         if passed < MINUTE {
@@ -125,7 +127,7 @@ impl Recent {
     }
 }
 
-/// Longest latency that is told from longer ones, in microseconds: an hour.
+/// The longest latency that can be recorded, in microseconds: an hour. Longer ones count as this.
 const LONGEST: u64 = 3_600_000_000;
 
 impl Default for Latencies {
@@ -135,8 +137,8 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Adds an update of `tokens` tokens, `at` after its request was submitted and behind `last`. A round's tokens come
-    /// together: each counts as an equal share of the gap.
+    /// Adds an update of `tokens` tokens that came `at` after its request was submitted and followed the
+    /// update `last`. A round's tokens come together, so each counts as an equal share of the gap.
     pub(super) fn record(
         &mut self,
         at: Duration,
@@ -162,14 +164,14 @@ impl Latencies {
 pub struct Percentiles {
     /// Half are at most this.
     pub p50: Duration,
-    /// Nine of ten are.
+    /// Nine of ten are at most this.
     pub p90: Duration,
-    /// 99 of 100 are.
+    /// 99 of 100 are at most this.
     pub p99: Duration,
 }
 
-/// What an engine publishes: [`Stats`] behind a lock that is held for nanoseconds, and latencies behind another one, held
-/// for the microseconds that a walk through their buckets takes.
+/// What an engine publishes: [`Stats`] behind a lock that is held for nanoseconds, and latencies behind
+/// another one, held for the microseconds that a walk through their buckets takes.
 #[derive(Debug, Default)]
 pub struct StatsBoard {
     totals: Mutex<Stats>,
@@ -182,13 +184,13 @@ impl StatsBoard {
         lock(&self.totals).clone()
     }
 
-    /// Time from submission to the first token, over the last minute or two; `None` where there was none.
+    /// Time from submission to the first token, over the last minute or two; `None` if there was none.
     pub fn time_to_first_token(&self) -> Option<Percentiles> {
         lock(&self.latencies).first_token.percentiles(Instant::now())
     }
 
-    /// Time between tokens, over all tokens of the last minute or two but the first of each request; `None` where there
-    /// was none.
+    /// Time between tokens, over all tokens of the last minute or two but the first of each request; `None`
+    /// if there was none.
     pub fn inter_token(&self) -> Option<Percentiles> {
         lock(&self.latencies).between_tokens.percentiles(Instant::now())
     }

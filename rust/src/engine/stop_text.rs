@@ -6,7 +6,7 @@ use crate::stop::{StopMatch, StopStrings};
 pub trait Detokenizer: Send {
     /// The text that `token` completes; empty while a character is unfinished.
     fn push(&mut self, token: u32) -> String;
-    /// What is left when no token follows.
+    /// The text that is left when no token follows.
     fn flush(&mut self) -> String;
 }
 
@@ -18,20 +18,20 @@ pub struct StopText {
 }
 
 impl StopText {
-    /// Strings with the means to see them.
+    /// Stop strings, and the detokenizer that shows them the text.
     pub fn new(strings: StopStrings, detokenizer: Box<dyn Detokenizer>) -> Self {
         StopText { strings, detokenizer, certain: String::new() }
     }
 
-    /// Reads a token; gives the stop string that it completes, if it `may_stop`.
+    /// Reads a token; returns the stop string that it completes, if it `may_stop`.
     pub(super) fn push(&mut self, token: u32, may_stop: bool) -> Option<String> {
         let StopMatch { text, stop } = self.strings.push(&self.detokenizer.push(token), may_stop);
         self.certain.push_str(&text);
         stop
     }
 
-    /// The text that is certain by now and was not taken before; all of it once no token follows. A stop string
-    /// that only the detokenizer's last text completes is cut out, and changes nothing of how the request ended.
+    /// Takes the text that is certain by now; once the request `is_over`, all of the rest. A stop string that
+    /// only the detokenizer's last text completes is cut out, but does not change how the request ended.
     pub(super) fn take(&mut self, is_over: bool) -> String {
         if is_over {
             let rest = self.detokenizer.flush();

@@ -1,4 +1,4 @@
-//! The target's pass of a round: what it checks, what is committed, and whose fault it is that it fails.
+//! The target's pass of a round: what it checks, what is committed, and which requests a failure is due to.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -10,10 +10,11 @@ use super::{Engine, ModelRunner, RunnerError};
 use crate::schedule::RoundTime;
 
 impl<M: ModelRunner> Engine<M> {
-    /// Lets the target check the rows of every running request, and commits what it keeps. A pass that fails has kept
-    /// nothing, so it is made again: without the memory of kept prefixes and without drafts, and if that is not it,
-    /// for each request alone, so that one's failure is its own. Returns whether the first pass did it: the time of a
-    /// round that was repaired says nothing of what rounds cost.
+    /// Lets the target check the rows of every running request, and commits what it keeps. A pass that fails
+    /// has kept nothing, so it is repeated, without drafts and after freeing the memory of kept prefixes. If
+    /// it fails again, it is repeated for each request alone, so that a request ends only by its own failure.
+    /// Returns whether the first pass was enough: the time of a repaired round says nothing about what rounds
+    /// cost.
     pub(super) fn verify(&mut self, time: &mut RoundTime) -> bool {
         let all = 0..self.active.len();
         let error = match self.pass(all.clone(), time) {
@@ -35,8 +36,8 @@ impl<M: ModelRunner> Engine<M> {
                 self.keep(all, logits, time);
             }
             Err(error) if all.len() == 1 => self.active[0].fail(&error),
-            // Each is committed right after its pass, as a runner knows its last one only; and from the last to the
-            // first, as who ends moves those behind it.
+            // Each is committed right after its pass, because a runner knows only its last one, and the last
+            // comes first, because a request that ends moves those behind it.
             Err(_) => all.rev().for_each(|place| match self.pass(place..place + 1, time) {
                 Ok(logits) => {
                     self.keep(place..place + 1, logits, time);
@@ -47,7 +48,7 @@ impl<M: ModelRunner> Engine<M> {
         false
     }
 
-    /// The target over the rows of the requests at these places.
+    /// Runs the target over the rows of the requests at these places.
     fn pass(&mut self, places: Range<usize>, time: &mut RoundTime) -> Result<M::Rows, RunnerError> {
         let started = Instant::now();
         let batch = &mut self.active[places];
@@ -62,15 +63,15 @@ impl<M: ModelRunner> Engine<M> {
         Ok(logits)
     }
 
-    /// Judges the rows of the last pass, made for the requests at these places, and commits what stays. False where the
-    /// commit failed, which ends all of them.
+    /// Judges the rows of the last pass, which was for the requests at these places, and commits what stays.
+    /// Returns false if the commit failed, which ends all of them.
     fn keep(&mut self, places: Range<usize>, mut logits: M::Rows, time: &mut RoundTime) -> bool {
         let started = Instant::now();
         let batch = &mut self.active[places.clone()];
         let close = judge(&mut self.runner, &self.config, batch, &mut logits, 0, true);
         let accepted = charge(batch.iter_mut(), |timing| &mut timing.sample, started);
         drop(logits);
-        // Decisions on the pass's rows grow with it.
+        // The time of decisions on the pass's rows grows with the pass.
         time.verify += accepted.as_secs_f64();
         self.planner.learn(batch.iter_mut().filter_map(Active::lesson));
 
@@ -86,7 +87,7 @@ impl<M: ModelRunner> Engine<M> {
         self.retire();
         let staying = &mut self.active[places.start..places.start + kept.len()];
         let started = Instant::now();
-        // Also for nobody: the runner lets go of what the pass left of those that ended.
+        // Called even if all have ended: the runner then drops what the pass left of them.
         if let Err(error) = self.runner.commit(&kept) {
             staying.iter_mut().for_each(|active| active.fail(&error));
             return false;

@@ -1,9 +1,9 @@
-//! The inverse of a distribution function over a long row, in two steps: the block, then the token.
+//! Inverts the cumulative distribution function of a long row in two steps: first the block, then the token.
 
 use std::ops::Range;
 
-/// Weights whose sum is kept: small enough for the innermost cache, large enough that walking over the
-/// sums costs nothing.
+/// Number of weights that share one stored sum: small enough for the innermost cache, large enough that
+/// walking over the sums costs nothing.
 pub(super) const BLOCK: usize = 1024;
 
 /// One of the runs of `BLOCK` weights that a row consists of; the last may be shorter.
@@ -19,9 +19,9 @@ impl Block {
 
 /// Index of the first weight at which the running sum exceeds `level`.
 ///
-/// `sums` holds the sum of each block, not all of them zero; `fill` writes the weights of one. Sums over a
-/// block and sums along it are rounded differently: where that, or a `level` that reaches the
-/// total, leaves nothing, the last weight above zero is meant.
+/// `sums` holds the sum of each block, not all of them zero; `fill` writes the weights of one block. A
+/// block's sum and the running sum along it are rounded differently. If the running sum therefore never
+/// exceeds `level`, or if `level` reaches the total, the result is the last weight above zero.
 pub(super) fn find(level: f64, sums: &[f64], fill: impl Fn(Block, &mut [f64; BLOCK])) -> usize {
     let mut left = level;
     let mut chosen = None;

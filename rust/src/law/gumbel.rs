@@ -1,9 +1,9 @@
 //! The token with the largest sum of log-probability and Gumbel noise, found without taking two logarithms
 //! for every token.
 //!
-//! With u the uniform behind a token's noise, logit + noise is -ln(E / w) for the race time E = -ln u and
-//! the weight w. Since -ln u >= 1 - u, a token whose 1 - u exceeds w times the best race so far cannot win.
-//! Only the few that can are looked at in full, by the formula itself: the bound never decides.
+//! With u the uniform number behind a token's noise and w the token's weight, logit + noise is -ln(E / w) for
+//! the race time E = -ln u. Since -ln u >= 1 - u, a token whose 1 - u exceeds w times the best E / w so far
+//! cannot win. Only the few tokens that can win are scored by the formula itself: the bound never decides.
 
 use std::ops::Range;
 
@@ -95,7 +95,7 @@ impl<F: Real> Soft<'_, F> {
     }
 }
 
-/// Bounds of listed tokens, computed window by window of the vocabulary where they lie densely enough.
+/// Computes the bounds of listed tokens window by window of the vocabulary; sparse windows get the bound 0.
 fn gather_bounds(
     noise: &dyn RoundNoise,
     slot: usize,

@@ -1,7 +1,7 @@
 //! Passes over `f32` rows, compiled for the instruction sets that matter and chosen at run time.
 //!
-//! Which multiplications are fused with an addition is written out, and sums have a fixed number of lanes, so
-//! the results are the same to the last bit on every machine (slower on one that cannot fuse).
+//! Every fused multiply-add is written out, and sums have a fixed number of lanes, so the results are the
+//! same to the last bit on every machine (slower on one that cannot fuse).
 
 use std::f32::consts::{LN_2, LOG2_E};
 
@@ -14,8 +14,8 @@ const LANES: usize = 16;
 /// Logits that share one entry of [`group_maxima`].
 pub(super) const GROUP: usize = 64;
 
-/// Below this, exp has no normal `f32`; weights are zero there. Over 41 below the largest logit a token
-/// cannot win against the noise of 53 bits anyway.
+/// Below this, exp has no normal `f32`, so weights are zero. A token more than 41 below the largest logit
+/// cannot win against noise of 53 bits anyway.
 const LOWEST: f32 = -87.0;
 
 /// exp(s) for s <= 0, to about one unit in the last place; exactly 1 at 0, and 0 below [`LOWEST`].
@@ -38,7 +38,7 @@ pub(crate) fn exp(s: f32) -> f32 {
     let p = r2.mul_add(r2.mul_add(high, middle), low);
     let y = r2.mul_add(p, r) + 1.0;
     let scale = f32::from_bits(biased.to_bits() << 23);
-    // Not `s < LOWEST`: what is not a number has no weight either.
+    // Not `s < LOWEST`: NaN has to get the weight 0, too.
     if s >= LOWEST { y * scale } else { 0.0 }
 }
 
@@ -48,7 +48,7 @@ pub(super) fn weight(logit: f32, max: f32, inverse_temperature: f32) -> f64 {
     f64::from(exp((logit - max) * inverse_temperature))
 }
 
-/// Weights still in single precision: so they fill the widest registers.
+/// Weights in single precision, so that they fill the widest registers.
 #[inline(always)]
 fn exps(logits: &[f32; LANES], max: f32, inverse_temperature: f32) -> [f32; LANES] {
     // A loop, since closures do not inherit the instruction set they are called with.
@@ -59,7 +59,7 @@ fn exps(logits: &[f32; LANES], max: f32, inverse_temperature: f32) -> [f32; LANE
     out
 }
 
-/// The largest element, NaN aside, and whether there is a NaN.
+/// The largest element, ignoring NaN, and whether there is a NaN.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub(super) fn max(row: &[f32]) -> (f32, bool) {
     const WIDE: usize = 4 * LANES;
@@ -167,7 +167,7 @@ pub(super) fn position(row: &[f32], value: f32) -> Option<usize> {
     row[start..].iter().position(|&x| x == value).map(|i| start + i)
 }
 
-/// The largest element of each run of `GROUP`, NaN aside.
+/// The largest element of each run of `GROUP`, ignoring NaN.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub(super) fn group_maxima(row: &[f32], out: &mut [f32]) {
     let (groups, rest) = row.as_chunks::<GROUP>();
@@ -232,7 +232,7 @@ mod tests {
         assert!((weight_sum(&logits, 0.5, 0.7) - sum).abs() < 1e-12 * sum);
     }
 
-    /// Numbers found alike with AVX-512, with AVX2 and FMA, and with neither.
+    /// These hashes were the same with AVX-512, with AVX2 and FMA, and with neither.
     #[test]
     fn every_machine_has_the_same_bits() {
         // FNV-1a over the bits of numbers.
@@ -240,7 +240,7 @@ mod tests {
             let step = |hash: u64, x: &f64| (hash ^ x.to_bits()).wrapping_mul(0x0100_0000_01b3);
             run.iter().fold(0xcbf2_9ce4_8422_2325, step)
         };
-        // Scattered over [-120, 0] so that some have no weight, and not a multiple of the lanes.
+        // Scattered over [-120, 0] so that some have weight 0; their number is no multiple of the lanes.
         let logits = |factor: u32| -> Vec<f32> {
             (0..100_003u32).map(|i| (i.wrapping_mul(factor) >> 8) as f32 * (-120.0 / 16_777_216.0)).collect()
         };

@@ -46,7 +46,7 @@ impl<F: Real> Soft<'_, F> {
             })
             .collect();
         workspace.ids.push(largest);
-        // Stable, and in ascending id to begin with.
+        // The sort is stable, and the tokens are in ascending id before it.
         top.sort_by(|a, b| b.1.total_cmp(&a.1));
         top
     }

@@ -1,15 +1,15 @@
-//! A long row on several threads.
+//! Spreads the work on a long row over several threads.
 //!
-//! A row is cut at fixed places and its parts are joined in their order, so results do not depend on the number
-//! of threads. Only threads of rayon's pool share their work: from outside, handing over a single row
-//! costs more than it saves (see `accept`, which enters the pool once for a whole block).
+//! A row is cut at fixed places and its parts are joined in order, so results do not depend on the number of
+//! threads. Work is shared only within rayon's pool: from outside, handing over a single row costs more than
+//! it saves (see `accept`, which enters the pool once for a whole block).
 
 use std::ops::Range;
 
 use super::cdf::BLOCK;
 use super::real::{Real, Scan};
 
-/// Blocks that stay on one thread.
+/// Number of blocks up to which a range stays on one thread.
 const GRAIN: usize = 40;
 
 /// Rows from this length on are worth sharing.
@@ -30,7 +30,7 @@ pub(super) fn fold<T: Send>(
     join(left, right)
 }
 
-/// Writes `value(i)` for each block `i`, counted from `first`.
+/// Fills `out`, one entry per block from block `first` on, by calls of `value` on ranges of blocks.
 pub(super) fn fill(out: &mut [f64], first: usize, value: &(impl Fn(Range<usize>, &mut [f64]) + Sync)) {
     if out.len() <= GRAIN || rayon::current_thread_index().is_none() {
         return value(first..first + out.len(), out);

@@ -12,18 +12,18 @@ pub(crate) struct Shift<F> {
     pub inverse_temperature: F,
 }
 
-/// What one look at a row finds.
+/// What one pass over a row finds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Scan<F> {
-    /// The largest logit, NaN aside; minus infinity for an empty row.
+    /// The largest logit, ignoring NaN; minus infinity for an empty row.
     pub max: F,
     pub has_nan: bool,
 }
 
 /// `f64` or `f32`.
 ///
-/// A token's weight is the same number wherever it is asked for: alone, in a sum, in a ratio or in a
-/// residual. All rules rest on that.
+/// A token's weight is the same number wherever it is computed: alone, in a sum, in a ratio or in a residual.
+/// All rules depend on that.
 pub(crate) trait Real:
     Copy
     + PartialOrd
@@ -42,7 +42,7 @@ pub(crate) trait Real:
 
     /// Rounds to this precision.
     fn narrow(x: f64) -> Self;
-    /// Exact.
+    /// Widens exactly.
     fn widen(self) -> f64;
 
     /// Largest element and whether any is NaN.
@@ -53,7 +53,7 @@ pub(crate) trait Real:
     fn group_maxima(row: &[Self], out: &mut [Self]);
     /// Weights of a run of logits, times a factor.
     fn weights(logits: &[Self], shift: Shift<Self>, factor: f64, out: &mut [f64]);
-    /// Sum of the weights of a run of logits, in an order of its own that is always the same.
+    /// Sum of the weights of a run of logits, added in a fixed order.
     fn weight_sum(logits: &[Self], shift: Shift<Self>) -> f64;
     /// Weight of one logit.
     fn weight(logit: Self, shift: Shift<Self>) -> f64;
@@ -76,8 +76,8 @@ pub(crate) trait Real:
 }
 
 impl<F: Real> Shift<F> {
-    /// The inverse of a tiny temperature is cut to the largest number, so that the largest logit,
-    /// zero away from itself, keeps the weight 1.
+    /// Caps the inverse of a tiny temperature at the largest number, so that the largest logit, at distance
+    /// zero from itself, keeps the weight 1.
     pub fn new(max: F, temperature: f64) -> Self {
         let inverse = F::narrow(1.0 / temperature);
         Self { max, inverse_temperature: if inverse < F::MAX { inverse } else { F::MAX } }

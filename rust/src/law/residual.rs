@@ -20,8 +20,8 @@ impl Law<'_> {
         }
     }
 
-    /// A token drawn from the residual by the inverse of its distribution function at `u`, and from
-    /// this law itself where the residual has no mass.
+    /// Draws a token from the residual by inverting its cumulative distribution function at `u`, or from this
+    /// law itself if the residual has no mass.
     pub fn draw_residual(&self, q: &Law<'_>, factor: f64, u: f64, workspace: &mut Workspace) -> u32 {
         match &self.0 {
             Form::Point(token) => *token,

@@ -57,12 +57,12 @@ impl<'a, F: Real> Soft<'a, F> {
         workspace.doubles.push(self.sums);
     }
 
-    /// What a weight is multiplied with to give a probability.
+    /// The factor that turns a weight into a probability.
     pub fn scale(&self) -> f64 {
         1.0 / self.total
     }
 
-    /// Where the logit of a token stands, if it has one.
+    /// Index of a token's logit, if it has one.
     pub fn index(&self, token: u32) -> Option<usize> {
         match &self.ids {
             None => Some(token as usize).filter(|&i| i < self.logits.len()),
@@ -90,7 +90,7 @@ impl<'a, F: Real> Soft<'a, F> {
         }
     }
 
-    /// Inverse of the distribution function in ascending id.
+    /// Inverts the cumulative distribution function, in ascending id.
     pub fn draw(&self, u: f64) -> u32 {
         let index = find(u * self.total, &self.sums, |block, weights| {
             let run = &self.logits[block.range(self.logits.len())];
@@ -99,7 +99,7 @@ impl<'a, F: Real> Soft<'a, F> {
         self.id(index)
     }
 
-    /// Runs of logits in order, with their tokens.
+    /// The logits of one block, with their tokens.
     pub fn block(&self, block: Block) -> (Ids<'_>, &[F]) {
         let range = block.range(self.logits.len());
         let ids = match &self.ids {
@@ -109,7 +109,7 @@ impl<'a, F: Real> Soft<'a, F> {
         (ids, &self.logits[range])
     }
 
-    /// Number of runs that [`Soft::block`] gives.
+    /// Number of blocks for [`Soft::block`].
     pub fn blocks(&self) -> usize {
         self.sums.len()
     }
@@ -127,7 +127,7 @@ impl<'a, F: Real> Soft<'a, F> {
         F::weights(logits, self.shift, self.scale(), out);
     }
 
-    /// Writes the logits of the tokens that have one; the others keep what is there.
+    /// Writes the logits of the tokens that have one; the entries of the others stay as they are.
     fn gather(&self, tokens: Ids<'_>, out: &mut [F]) {
         match (tokens, &self.ids) {
             (Ids::From(first), None) => {

@@ -1,4 +1,4 @@
-//! Laws against formulas written down a second time, plainly, and against transformers.
+//! Checks laws against formulas written down a second time, plainly, and against transformers.
 
 mod draws;
 mod rows;

@@ -1,4 +1,4 @@
-//! What happens to a row before its temperature: the mask of stop tokens, bias and penalties.
+//! The transforms before temperature: the mask of stop tokens, bias and penalties.
 
 use std::borrow::Cow;
 
@@ -48,7 +48,7 @@ pub(super) fn transform<'a, F: Real>(
     Ok(Cow::Owned(values))
 }
 
-/// Logits that are found by token.
+/// Logits addressed by token.
 struct Addressed<'a, F> {
     values: &'a mut [F],
     ids: Option<&'a [u32]>,
@@ -63,7 +63,7 @@ impl<F: Real> Addressed<'_, F> {
         self.values.get_mut(index)
     }
 
-    /// Makes tokens impossible. A logit that would make the row a bad one is not covered up.
+    /// Makes tokens impossible. Refuses to mask a logit that makes the row a bad one.
     fn mask(&mut self, tokens: &[u32]) -> Result<(), BadRow> {
         for &token in tokens {
             let Some(value) = self.get_mut(token) else { continue };

@@ -8,7 +8,7 @@ use super::real::{Real, Shift};
 use super::workspace::Workspace;
 use crate::params::SamplingParams;
 
-/// How much of the top of a row stays.
+/// How much of the top of a row is kept.
 #[derive(Clone, Copy)]
 pub(super) enum Budget {
     /// This many tokens.
@@ -35,8 +35,8 @@ fn cuts_tokens(params: &SamplingParams, len: usize) -> bool {
 
 /// Ascending indices of the logits that stay; the largest is always among them.
 ///
-/// Each step sees what the one before left. Among equal logits the lower ids stay: `top_k` keeps no more
-/// than `k` tokens, and `top_k = 1` is greedy.
+/// Each step sees only what the previous one kept. Among equal logits the lower ids stay, so `top_k` keeps no
+/// more than `k` tokens, and `top_k = 1` is greedy.
 pub(super) fn truncate<F: Real>(
     logits: &[F],
     shift: Shift<F>,
@@ -56,7 +56,7 @@ pub(super) fn truncate<F: Real>(
         });
     }
     if params.min_p > 0.0 {
-        // The largest weight is 1. The floor is a little low, and the weights themselves decide.
+        // The largest weight is 1. The floor is a little too low on purpose: the weights themselves decide.
         let mut stay = kept.unwrap_or_else(|| at_least(logits, shift, params.min_p.ln() - SLACK, workspace));
         stay.retain(|&i| F::weight(logits[i as usize], shift) >= params.min_p);
         kept = Some(stay);
@@ -86,9 +86,8 @@ fn keep_top_among<F: Real>(
 /// Room for rounding where a logarithm of a weight is compared with a floor.
 const SLACK: f64 = 1e-3;
 
-/// Ascending indices of the largest logits: each stays while what is ahead of it, in the order of falling
-/// logits and rising index, measures less than the budget; the first stays in any case. Minus infinity never
-/// does.
+/// Ascending indices of the largest logits. In the order of falling logits and rising index, a logit stays if
+/// those ahead of it measure less than the budget. The first always stays, minus infinity never.
 pub(super) fn keep_top<F: Real>(
     logits: &[F],
     shift: Shift<F>,
@@ -152,7 +151,7 @@ fn at_least<F: Real>(logits: &[F], shift: Shift<F>, floor: f64, workspace: &mut 
         if max.log_weight(shift) < floor {
             continue;
         }
-        // Without branches: whether a logit is found is anyone's guess.
+        // Without branches: which logits are found cannot be predicted.
         let (mut hits, mut n) = ([0; GROUP], 0);
         for (x, i) in run.iter().zip((group * GROUP) as u32..) {
             hits[n] = i;
@@ -164,7 +163,7 @@ fn at_least<F: Real>(logits: &[F], shift: Shift<F>, floor: f64, workspace: &mut 
     found
 }
 
-/// Buckets of `1 / PER_NAT` nats below the largest logit; the last holds everything farther down.
+/// Buckets of `1 / PER_NAT` nats, down from the largest logit; the last holds everything farther down.
 const PER_NAT: f64 = 64.0;
 const BUCKETS: usize = 64 * 40;
 
@@ -172,9 +171,9 @@ fn bucket(log_weight: f64) -> usize {
     ((-log_weight * PER_NAT) as usize).min(BUCKETS - 1)
 }
 
-/// The place of the last of some logits to stay; none if all stay.
+/// Index in `among` of the last logit that stays; none if all stay.
 ///
-/// The bucket in which the budget runs out is found first, so that it alone needs to be sorted.
+/// First finds the bucket in which the budget runs out, so that only this one has to be sorted.
 fn last_within<F: Real>(
     among: &[F],
     shift: Shift<F>,
@@ -207,7 +206,7 @@ fn last_within<F: Real>(
 
     let mut order = workspace.take_ids();
     order.extend((0..among.len() as u32).filter(|&i| bucket(among[i as usize]) == border));
-    // Stable, in ascending index to begin with, and the two zeros are equal.
+    // The sort is stable, indices ascend before it, and the two zeros compare as equal.
     let logit = |i: &u32| among[*i as usize];
     order.sort_by(|a, b| logit(b).partial_cmp(&logit(a)).unwrap_or(Ordering::Equal));
     let within = order.iter().position(|i| {
@@ -217,7 +216,7 @@ fn last_within<F: Real>(
         };
         ahead >= budget
     });
-    // A sum in another order may fall short of the bucket's by a rounding error.
+    // Added in another order, the sum may fall short of the bucket's by a rounding error.
     let last = within.map_or(order.last(), |n| order.get(n)).map(|&i| i as usize);
     workspace.ids.push(order);
     last

@@ -29,7 +29,7 @@ impl Workspace {
         ids
     }
 
-    /// Gives the buffers of a law back.
+    /// Takes back the buffers of a law.
     pub fn recycle(&mut self, law: Law<'_>) {
         match law.0 {
             Form::Point(_) => {}

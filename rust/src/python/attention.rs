@@ -7,17 +7,18 @@ use crate::attention::{Alone, Element, Heads, LANES, Layer, Pass, Reach, Segment
 use crate::python::errors::RequestError;
 use crate::python::openmp::OpenMp;
 
-/// Work (key positions times queries) from which other threads are woken: below it, waking them costs more.
+/// The least work (key positions times queries) for which other threads are woken; below it, waking them
+/// costs more.
 const WORTH_SHARING: usize = 4096;
 
 /// The attention of one pass: rows of several requests over their caches, a call per layer.
 ///
-/// `dtype` is "float32" or "bfloat16". `segments` are (address of the cache, capacity, length, rows) of each request
-/// in the order of its rows; a cache is contiguous, `[layers, 2 * key heads, capacity, head_dim]`. `reaches` are the
-/// kinds of visibility that layers have: (causal, window or 0, anchored). `workers` is the address of `GOMP_parallel`
-/// in the OpenMP library that torch uses, or 0.
+/// `dtype` is "float32" or "bfloat16". `segments` are (address of the cache, capacity, length, rows) of each
+/// request in the order of its rows; a cache is contiguous, `[layers, 2 * key heads, capacity, head_dim]`.
+/// `reaches` are the kinds of visibility that layers have: (causal, window or 0, anchored). `workers` is the
+/// address of `GOMP_parallel` in the OpenMP library that torch uses, or 0.
 ///
-/// The caller vouches for the addresses as long as the object is used.
+/// The caller guarantees that the addresses are valid as long as the object is used.
 #[pyclass(frozen, name = "Attention", module = "dspark._core")]
 pub struct PyAttention {
     pass: Kind,
@@ -62,7 +63,7 @@ impl PyAttention {
                 Segment { cache, capacity, length, rows, first }
             })
             .collect();
-        // SAFETY: aligned and large enough as checked; that it is the memory of caches is what the caller vouches for.
+        // SAFETY: aligned and large enough as checked; the caller guarantees that it is the memory of caches.
         let pass = unsafe {
             match dtype {
                 "float32" => Kind::Single(Pass::new(heads, segments)),
@@ -82,13 +83,14 @@ impl PyAttention {
                 anchored,
             })
             .collect();
-        // SAFETY: the caller vouches that it is `GOMP_parallel`.
+        // SAFETY: the caller guarantees that it is `GOMP_parallel`.
         let workers = unsafe { OpenMp::at(workers) };
         Ok(PyAttention { pass, reaches, workers })
     }
 
-    /// Layer `index` with visibility `reaches[reach]`: reads the rows `[rows, q + k + v heads, head_dim]` at `input`,
-    /// `row_stride` numbers apart, writes keys and values behind the caches and the outcome to `output`.
+    /// Runs layer `index` with visibility `reaches[reach]`: reads the rows `[rows, q + k + v heads,
+    /// head_dim]` at `input`, `row_stride` numbers apart, appends keys and values to the caches and writes
+    /// the result to `output`.
     fn layer(
         &self,
         py: Python<'_>,
@@ -114,7 +116,7 @@ impl PyAttention {
     fn run<T: Element>(&self, py: Python<'_>, pass: &Pass<T>, layer: &Layer) {
         match &self.workers {
             Some(workers) if pass.work() >= WORTH_SHARING => {
-                // SAFETY: the caller vouches for the addresses and writes to none of them meanwhile.
+                // SAFETY: the caller guarantees valid addresses, and writes to none of them meanwhile.
                 py.detach(|| unsafe { pass.layer(layer, workers) });
             }
             // SAFETY: as above.

@@ -13,13 +13,13 @@ use crate::python::errors::KernelError;
 
 /// The kernels of one device, by address: `dspark.kernels.choose` makes them.
 ///
-/// `driver` and `nvrtc` are paths of libraries, `cache` a folder for compiled kernels or `None`, `device` the GPU's
-/// number. Raises `KernelError`. Launches return at once and run on the stream that they are given.
+/// `driver` and `nvrtc` are paths of libraries, `cache` a folder for compiled kernels or `None`, `device` the
+/// GPU's number. Raises `KernelError`. Launches return at once and run on the stream that they are given.
 #[pyclass(frozen, name = "Kernels", module = "dspark._core")]
 pub struct PyKernels(Device);
 
 impl PyKernels {
-    /// What kernels are launched on.
+    /// The device that kernels are launched on.
     pub fn device(&self) -> &Device {
         &self.0
     }
@@ -40,7 +40,7 @@ impl PyKernels {
         Ok(PyKernels(py.detach(|| Device::open(&paths, device))?))
     }
 
-    /// What they are compiled for: "sm_90a".
+    /// The architecture that they are compiled for, such as "sm_90a".
     #[getter]
     fn architecture(&self) -> String {
         self.0.architecture().to_string()
@@ -52,7 +52,7 @@ impl PyKernels {
         self.0.name()
     }
 
-    /// The compiler's version: "13.2".
+    /// The compiler's version, such as "13.2".
     #[getter]
     fn nvrtc(&self) -> String {
         self.0.nvrtc_version()
@@ -82,7 +82,8 @@ pub fn kernel_units() -> Vec<(&'static str, Vec<&'static str>)> {
     units::UNITS.iter().map(|unit| (unit.name, unit.entries.to_vec())).collect()
 }
 
-/// What kernels are compiled for on a device of this compute capability, 8.9 being 89: "sm_89".
+/// The architecture that kernels are compiled for on a device of this compute capability: "sm_89" for 89,
+/// that is 8.9.
 #[pyfunction]
 pub fn kernel_architecture(capability: u32) -> String {
     Architecture::of_device(capability).to_string()
@@ -90,8 +91,8 @@ pub fn kernel_architecture(capability: u32) -> String {
 
 /// Compiles a unit for an architecture such as "sm_90a", or finds it in `cache`; needs no device.
 ///
-/// Returns whether it was in the cache, and of each entry: name, registers of a thread, spilled bytes, bytes of stack,
-/// bytes of static shared memory. Raises `KernelError`.
+/// Returns whether it was in the cache, and for each entry: name, registers of a thread, spilled bytes, bytes
+/// of stack, bytes of static shared memory. Raises `KernelError`.
 #[pyfunction]
 #[pyo3(signature = (nvrtc, cache, unit, architecture))]
 pub fn compile_kernels<'py>(

@@ -1,4 +1,4 @@
-//! Acceptance and drafting of one block, for people who have their own loop.
+//! Acceptance and drafting for those who have their own loop.
 
 use std::ops::Range;
 
@@ -20,8 +20,8 @@ use crate::python::tensors::Tensor;
 use crate::rows::Rows;
 use crate::threads;
 
-/// The counted noise of one round: a function of the seed, the absolute `position` of the round's anchor, and the
-/// `sample` within n. Use every (seed, position, sample) for one round only.
+/// The counted noise of one round: a function of the seed, the absolute `position` of the round's anchor, and
+/// the `sample` within n. Use every (seed, position, sample) for one round only.
 #[pyclass(frozen, name = "Noise", module = "dspark._core")]
 pub struct PyNoise(pub Counted);
 
@@ -34,8 +34,9 @@ impl PyNoise {
     }
 }
 
-/// Uniform numbers in [0, 1) given by hand, one for each slot, in place of `Noise`: for tests and for loops with a
-/// generator of their own. Only the ratio rules use them. The bonus token of a block of L is drawn with `resample[L]`.
+/// Uniform numbers in [0, 1) given by the caller, one for each slot, in place of `Noise`: for tests and for
+/// loops with a generator of their own. Only the ratio rules use them. The bonus token of a block of L is
+/// drawn with `resample[L]`.
 #[pyclass(frozen, name = "Uniforms", module = "dspark._core")]
 pub struct PyUniforms(Injected);
 
@@ -56,12 +57,12 @@ impl PyUniforms {
 pub enum AnyNoise<'py> {
     /// By seed and position.
     Counted(PyRef<'py, PyNoise>),
-    /// By hand.
+    /// Given by the caller.
     Injected(PyRef<'py, PyUniforms>),
 }
 
 impl AnyNoise<'_> {
-    /// The noise itself; numbers given by hand must reach as far as the rule does.
+    /// The noise itself; given numbers must suit the rule and be enough for `slots` drafted tokens.
     fn for_block(&self, rule: Rule, slots: usize) -> PyResult<Box<dyn RoundNoise + Send>> {
         match self {
             AnyNoise::Counted(noise) => Ok(Box::new(noise.0)),
@@ -83,8 +84,8 @@ impl AnyNoise<'_> {
     }
 }
 
-/// See `dspark.core.accept_batch`; `params` have nothing left open, and what fails a request is in its place. `history` is `(prompt_ids, output_ids)` of each
-/// request.
+/// See `dspark.core.accept_batch`. `params` have all defaults filled in; an error that fails one request
+/// takes the place of its result. `history` is `(prompt_ids, output_ids)` of each request.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "the arguments of dspark.core.accept_batch")]
 pub fn accept_batch(
@@ -181,9 +182,9 @@ impl Block {
     }
 }
 
-/// Drafts one block on the CPU from a backbone's outputs: `base_logits` [gamma, V], `hidden` [gamma, H] (may be
-/// `None` if no head reads it) and `heads`, as `dspark.serve.heads.heads_to_core` gives them. Returns the drafted tokens and one
-/// confidence for each. `threshold` stops before the first confidence below it.
+/// Drafts one block on the CPU from a backbone's outputs: `base_logits` [gamma, V], `hidden` [gamma, H] (may
+/// be `None` if no head reads it) and `heads`, as `dspark.serve.heads.heads_to_core` gives them. Returns the
+/// drafted tokens and one confidence for each. `threshold` stops before the first confidence below it.
 #[pyfunction]
 #[pyo3(signature = (anchor, base_logits, hidden, heads, rule, params, noise, *, limit = None, threshold = None,
                     candidates = None, output_ids = vec![]))]
@@ -227,8 +228,8 @@ pub fn draft_chain(
     Ok((chain.ids, chain.confidence))
 }
 
-/// The biased logits [tokens, V] of a chain that drew `tokens[1..]` behind the anchor `tokens[0]`; arguments as in
-/// `draft_chain`.
+/// The biased logits [tokens, V] of a chain that drew `tokens[1..]` after the anchor `tokens[0]`; arguments
+/// as in `draft_chain`.
 #[pyfunction]
 pub fn step_logits(
     py: Python<'_>,
@@ -241,7 +242,7 @@ pub fn step_logits(
     let hidden = (!hidden.is_none()).then(|| Tensor::from_py(hidden, "hidden")).transpose()?;
     let heads = HeadTensors::from_py(heads)?;
     check_heads(&heads.view(), base.rows(), hidden.as_ref().map(Tensor::rows))?;
-    // Long products wait for a pool whose threads may wait for Python.
+    // Detached, because long products wait for a pool whose threads may wait for Python.
     Ok(py.detach(|| {
         chain::step_logits(&tokens, base.rows(), hidden.as_ref().map(Tensor::rows), &heads.view())
     }))

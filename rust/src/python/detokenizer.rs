@@ -6,7 +6,7 @@ use crate::engine::{Detokenizer, StopText};
 use crate::python::errors::{RequestError, log};
 use crate::stop::StopStrings;
 
-/// What sees the request's stop strings, if it has any.
+/// What finds the request's stop strings in its text, if it has any.
 pub(super) fn stop_text(
     params: &Bound<'_, PyAny>,
     detokenizer: Option<Py<PyAny>>,
@@ -34,7 +34,7 @@ impl Detokenizer for PyDetokenizer {
 }
 
 impl PyDetokenizer {
-    /// A detokenizer that fails is logged and shows nothing: the tokens are right all the same.
+    /// Calls the detokenizer. A failure is logged and gives no text: the tokens are right all the same.
     fn call(&self, method: &str, token: Option<u32>) -> String {
         Python::attach(|py| {
             let object = self.0.bind(py);

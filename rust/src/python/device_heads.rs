@@ -14,8 +14,8 @@ pub struct DeviceHeadTensors {
 }
 
 impl DeviceHeadTensors {
-    /// Reads what `dspark.serve.heads.heads_to_device` makes: `heads_to_core`'s dictionary over tensors of the device, with
-    /// `"vocabulary": {"tokens", "column"}` as int32 tensors.
+    /// Reads what `dspark.serve.heads.heads_to_device` makes: `heads_to_core`'s dictionary over tensors of
+    /// the device, with `"vocabulary": {"tokens", "column"}` as int32 tensors.
     pub fn from_py(heads: &Bound<'_, PyDict>) -> PyResult<Self> {
         let mut owners = Vec::new();
         let mut found = DeviceHeads::default();
@@ -63,7 +63,7 @@ impl DeviceHeadTensors {
         &self.owners
     }
 
-    /// Where they lie.
+    /// Where the heads lie.
     pub fn view(&self) -> DeviceHeads {
         self.heads
     }

@@ -23,8 +23,8 @@ use crate::stop::StopIds;
 /// (temperature, top_k, top_p, min_p)
 type Sampling = (f64, u32, f64, f64);
 
-/// Requests, rounds and their account over a `runner` (see `dspark.serve.runner`) and the draft's `heads` as tensors.
-/// `run` is the loop; everything else may be called from any thread.
+/// The engine: runs requests in rounds over a `runner` (see `dspark.serve.runner`) and the draft's `heads` as
+/// tensors. `run` is the loop; all other methods may be called from any thread.
 #[pyclass(frozen, name = "Engine", module = "dspark._core")]
 pub struct PyEngine {
     config: EngineConfig,
@@ -60,7 +60,7 @@ impl PyEngine {
     ) -> PyResult<Self> {
         if block_size > gamma {
             return Err(ConfigError::new_err(format!(
-                "block_size = {block_size} is more than the draft's {gamma}"
+                "block_size = {block_size} is more than the {gamma} tokens that the draft can draft"
             )));
         }
         if max_queue_size == 0 {
@@ -79,7 +79,7 @@ impl PyEngine {
             let found = calibration.temperatures().len();
             if found != gamma {
                 return Err(ConfigError::new_err(format!(
-                    "the calibration has {found} temperatures, the draft's block {gamma} positions"
+                    "the calibration has {found} temperatures, but the draft's block has {gamma} positions"
                 )));
             }
             if let Some(Regime { temperature, .. }) = at
@@ -113,7 +113,7 @@ impl PyEngine {
         Ok(PyEngine { config, runner, queue, stats: Arc::default(), next_id: AtomicU64::new(1) })
     }
 
-    /// Serves until `close`, on the thread that calls it; once.
+    /// Serves until `close`, on the thread that calls it. Can be called once.
     fn run(&self, py: Python<'_>) -> PyResult<()> {
         let runner = self.runner.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         let runner = runner.ok_or_else(|| ConfigError::new_err("this engine has run already"))?;
@@ -122,10 +122,10 @@ impl PyEngine {
         Ok(())
     }
 
-    /// Submits a request. `params` is a `SamplingParams` with nothing left open; `end_ids` end the request without
-    /// a stop reason; `detokenizer` (`push(list[int])`, `flush()`) is needed for stop strings; `notify` is called on
-    /// the engine's thread whenever there is something to fetch. `waited`: seconds since the caller asked; the timeout
-    /// and all times count from then.
+    /// Submits a request. `params` is a `SamplingParams` with all defaults filled in; `end_ids` end the
+    /// request without a stop reason; `detokenizer` (`push(list[int])`, `flush()`) is needed for stop
+    /// strings; `notify` is called on the engine's thread whenever there is something to fetch. `waited` is
+    /// how many seconds ago the caller asked; the timeout and all times count from then.
     #[pyo3(signature = (prompt, params, *, seed, sample, max_tokens, end_ids, detokenizer = None, streams = false, notify = None, waited = 0.0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one Python method")]
     fn submit(
@@ -166,7 +166,7 @@ impl PyEngine {
             max_tokens,
             stop_ids,
             stop_text,
-            // A deadline past the clock's end is none.
+            // A deadline beyond the clock's range counts as none.
             deadline: timeout
                 .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
                 .and_then(|timeout| submitted.checked_add(timeout)),
@@ -183,13 +183,13 @@ impl PyEngine {
         Ok(Ticket { mailbox, cancelled })
     }
 
-    /// Ends `run` after its current round. What runs or waits is aborted.
+    /// Ends `run` after its current round. Running and waiting requests are aborted.
     fn close(&self) {
         self.queue.close();
     }
 
-    /// Goes on with another policy from the next round on: for measuring policies on one engine. Without a cost table
-    /// "throughput" takes up the one it had. Raises `ConfigError` as the constructor does.
+    /// Continues with another policy from the next round on, for comparing policies on one engine. Without a
+    /// cost table, "throughput" uses the one that it had. Raises `ConfigError` as the constructor does.
     #[pyo3(signature = (policy, *, confidence_threshold = None, cost_table = None, budget_lag = None))]
     fn set_policy(
         &self,
@@ -203,21 +203,21 @@ impl PyEngine {
         Ok(())
     }
 
-    /// What rounds cost as of now: the table given at the start, kept true by the rounds since; `None` if there never
-    /// was one.
+    /// What rounds cost now: the table given at the start, kept up to date by the rounds since; `None` if
+    /// there never was one.
     fn cost_table(&self) -> Option<PyCostTable> {
         self.live_table().map(PyCostTable)
     }
 
-    /// Totals since the start, times in seconds; latencies of the last minute or two as percentiles, or `None`. Cheap: some
-    /// microseconds, of which the engine waits for a few at most.
+    /// Totals since the start, times in seconds; latencies of the last minute or two as percentiles, or
+    /// `None`. Takes some microseconds, of which the engine waits for a few at most.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         stats::to_dict(py, &self.stats, &self.queue, self.config.max_kv_tokens)
     }
 }
 
 impl PyEngine {
-    /// The table as of now, or the one to start from before the first round.
+    /// The current table, or before the first round the one to start from.
     fn live_table(&self) -> Option<CostTable> {
         self.stats.read().cost_table.or_else(|| match &self.config.policy {
             Policy::Throughput { cost, .. } => Some(cost.clone()),

@@ -15,7 +15,7 @@ import_exception!(dspark.errors, NumericsError);
 import_exception!(dspark.errors, QueueFullError);
 import_exception!(dspark.errors, RequestError);
 
-/// The exception that says `failure`.
+/// The exception that reports `failure`.
 pub fn to_py(failure: &Failure) -> PyErr {
     match failure {
         Failure::Numerics(message) => NumericsError::new_err(message.clone()),
@@ -31,7 +31,7 @@ impl From<CudaError> for PyErr {
     }
 }
 
-/// Reports an exception that nobody can catch, with its traceback.
+/// Logs an exception that no caller can catch, with its traceback.
 pub fn log(py: Python<'_>, message: &str, error: PyErr) {
     let write = || -> PyResult<()> {
         let options = PyDict::new(py);

@@ -1,7 +1,7 @@
 //! torch's own threads, for work between its operations.
 //!
-//! After an operation torch's OpenMP workers spin for a while, ready for the next one. A second pool of threads would
-//! have to fight them for the cores; these take the work at once.
+//! After an operation torch's OpenMP workers spin for a while, ready for the next one. A second pool of
+//! threads would have to fight them for the cores; these take the work at once.
 
 use std::ffi::{c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +20,7 @@ impl OpenMp {
     /// # Safety
     /// A non-zero address is that of `GOMP_parallel` in a library that stays loaded.
     pub unsafe fn at(address: usize) -> Option<Self> {
-        // SAFETY: as the caller vouches; a function pointer has the size of an address.
+        // SAFETY: as the caller guarantees; a function pointer has the size of an address.
         (address != 0).then(|| OpenMp(unsafe { std::mem::transmute::<usize, Parallel>(address) }))
     }
 }
@@ -36,8 +36,8 @@ struct Region<'a> {
 impl Workers for OpenMp {
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         let region = Region { next: AtomicUsize::new(0), tasks, task, panicked: AtomicBool::new(false) };
-        // SAFETY: the region outlives the call, which returns when every thread has left `take`. 0 threads means as
-        // many as torch uses on this thread, 0 flags none.
+        // SAFETY: the region outlives the call, which returns when every thread has left `take`. 0 threads
+        // means as many as torch uses on this thread, 0 flags none.
         unsafe { (self.0)(take, (&raw const region).cast_mut().cast(), 0, 0) };
         assert!(!region.panicked.into_inner(), "a task of a parallel region panicked");
     }

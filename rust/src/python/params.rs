@@ -32,7 +32,7 @@ pub fn parse_policy(
     let lag = lag
         .map(|rounds| {
             NonZeroUsize::new(rounds).filter(|_| name == "throughput").ok_or_else(|| {
-                ConfigError::new_err("budget_lag is for policy \"throughput\", and at least 1")
+                ConfigError::new_err("budget_lag is for policy \"throughput\" and must be at least 1")
             })
         })
         .transpose()?;
@@ -54,12 +54,12 @@ pub fn parse_policy(
     }
 }
 
-/// A head of a kind that `dspark.draft.markov` does not make.
+/// The error for a head of a kind that `dspark.draft.markov` does not make.
 pub fn unknown_head(kind: &str) -> PyErr {
     ConfigError::new_err(format!("a Markov head is \"vanilla\", \"gated\" or \"rnn\", not {kind:?}"))
 }
 
-/// Reads a `dspark.SamplingParams` in which nothing is left open.
+/// Reads a `dspark.SamplingParams` with all defaults filled in.
 pub fn sampling_params(object: &Bound<'_, PyAny>) -> PyResult<SamplingParams> {
     let params = SamplingParams {
         temperature: number(object, "temperature")?,

@@ -31,10 +31,10 @@ impl PyProduct {
         Ok(PyProduct(Product::pack(&packed, inner)))
     }
 
-    /// `out = start + x W^T` over `rows` contiguous float32 rows, by address; `start` 0 is none.
+    /// `out = start + x W^T` over `rows` contiguous float32 rows, by address; a `start` of 0 means none.
     ///
-    /// The caller vouches that the addresses are those of live float32 memory of `rows * inner`, `rows * cols` and
-    /// `rows * cols` numbers, and that `out` overlaps neither of the others.
+    /// The caller guarantees that the addresses are those of live float32 memory of `rows * inner`, `rows *
+    /// cols` and `rows * cols` numbers, and that `out` overlaps neither of the others.
     fn run(&self, x: usize, rows: usize, start: usize, out: usize) -> PyResult<()> {
         let (inputs, outputs) = (rows * self.0.inner(), rows * self.0.cols());
         if x == 0
@@ -43,7 +43,7 @@ impl PyProduct {
         {
             return Err(RequestError::new_err("a small product got an address that is null or not aligned"));
         }
-        // SAFETY: not null and aligned as checked; the rest is what the caller vouches for.
+        // SAFETY: not null and aligned as checked; the caller guarantees the rest.
         let (x, start, out) = unsafe {
             (
                 std::slice::from_raw_parts(x as *const f32, inputs),

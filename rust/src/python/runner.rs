@@ -20,15 +20,16 @@ pub struct PyRunner {
     object: Py<PyAny>,
     heads: HeadTensors,
     forks: Forks,
-    /// Decides on the models' device, where there are kernels for it.
+    /// Makes decisions on the models' device, if there are kernels for it.
     sampler: Option<Sampler>,
     /// Requests of the last draft pass.
     drafting: usize,
 }
 
 impl PyRunner {
-    /// Wraps `object`; `heads` is the dictionary that `dspark.serve.heads.heads_to_core` makes of a draft's heads. An attribute `sampler`
-    /// (`dspark.kernels.sampler`) that is not `None` decides where the rows lie.
+    /// Wraps `object`; `heads` is the dictionary that `dspark.serve.heads.heads_to_core` makes of a draft's
+    /// heads. If its attribute `sampler` (`dspark.kernels.sampler`) is not `None`, it makes the decisions, on
+    /// the device where the rows lie.
     pub fn new(object: Py<PyAny>, heads: &Bound<'_, PyDict>) -> PyResult<Self> {
         let is = |attribute: &str| object.bind(heads.py()).getattr(attribute)?.extract::<bool>();
         let forks = match (is("can_fork")?, is("forks_at_parts")?) {
@@ -114,7 +115,7 @@ impl ModelRunner for PyRunner {
     }
 
     fn release(&mut self, ids: &[RequestId]) {
-        // Already logged, and there is nobody left to tell.
+        // `call` has logged an error, and there is no caller to report it to.
         let _ = self.call("release", (ids,), |_| Ok(()));
     }
 
@@ -165,8 +166,8 @@ enum MarkovTensors {
 }
 
 impl HeadTensors {
-    /// Reads `{"markov": {"kind", "w1", "w2", "weight", "bias", "through_anchor"}, "confidence": {"weight", "bias",
-    /// "with_markov"}, "vocabulary": [token, ...]}`; each may be absent.
+    /// Reads `{"markov": {"kind", "w1", "w2", "weight", "bias", "through_anchor"}, "confidence": {"weight",
+    /// "bias", "with_markov"}, "vocabulary": [token, ...]}`; each may be absent.
     pub fn from_py(heads: &Bound<'_, PyDict>) -> PyResult<Self> {
         let part = |name: &str| -> PyResult<Option<Bound<'_, PyDict>>> {
             heads.get_item(name)?.map(|part| Ok(part.cast_into::<PyDict>()?)).transpose()

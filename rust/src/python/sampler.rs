@@ -1,4 +1,4 @@
-//! Chains and acceptance by kernels: plans made here, run by Python's `Sampler`, whose memory is torch's.
+//! Chains and acceptance by kernels: plans are made here and run by Python's `Sampler`, in torch's memory.
 
 use std::collections::HashMap;
 
@@ -26,13 +26,13 @@ pub struct Sampler {
 /// Laws of drafted tokens in the device's memory.
 struct Drafted {
     laws: DraftLaws,
-    /// The row where those of a request begin.
+    /// The first row of each request's laws.
     first_rows: HashMap<RequestId, usize>,
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     _memory: Py<PyAny>,
 }
 
-/// The outcome's bytes, the addresses of table and scratch memory, and what keeps them.
+/// The outcome's bytes, the addresses of table and scratch memory, and the object that keeps these alive.
 type Run = (Vec<u8>, u64, u64, Py<PyAny>);
 
 impl Sampler {
@@ -47,7 +47,7 @@ impl Sampler {
         Ok(sampler)
     }
 
-    /// Whether it decides about such a request.
+    /// Whether it decides for such a request.
     pub fn serves(&self, rule: Rule, params: &SamplingParams) -> bool {
         sampling::serves(rule, params).is_ok()
     }
@@ -94,7 +94,7 @@ impl Sampler {
         Ok(plan.get().0.read(&outcome))
     }
 
-    /// Refuses rows that lie elsewhere than the kernels run: their addresses mean nothing there.
+    /// Refuses rows on another device than the kernels run on, where their addresses mean nothing.
     fn check_devices<const N: usize>(&self, rows: [(&str, Option<&Tensor>); N]) -> Result<(), RunnerError> {
         Python::attach(|py| {
             let given = rows.into_iter().filter_map(|(name, tensor)| Some((name, tensor?)));

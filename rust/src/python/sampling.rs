@@ -1,7 +1,8 @@
-//! Sampling by kernels, laid out: for the runner, and for tests that launch the kernels themselves.
+//! Plans for sampling by kernels: for the runner, and for tests that launch the kernels themselves.
 //!
-//! A plan has a `table` to be copied to the device, `scratch` bytes of whose memory the kernels write to, and an outcome of
-//! `result = (start, bytes)` of them. Both memories are aligned to 16 bytes and stay until the outcome was read.
+//! A plan has a `table` to be copied to the device, and needs `scratch` bytes of the device's memory for the
+//! kernels to write to; the outcome is the part `result = (start, bytes)` of that memory. Both are aligned to
+//! 16 bytes and stay until the outcome was read.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -46,7 +47,8 @@ struct Asked {
     noise: Counted,
 }
 
-/// Reads one entry for each request: parameters with nothing left open, noise, `(prompt_ids, output_ids)`.
+/// Reads one entry for each request: parameters with all defaults filled in, noise, `(prompt_ids,
+/// output_ids)`.
 fn asked(
     params: &[Bound<'_, PyAny>],
     noise: &[PyRef<'_, PyNoise>],
@@ -66,9 +68,9 @@ fn asked(
         .collect()
 }
 
-/// The acceptance of a batch by kernels. Arguments as of `accept_batch`, but over tensors of any device;
-/// `draft_logits` may be `None` where the rule looks at none, or `(plan, table, scratch, first_rows)` of the `ChainPlan` that
-/// drew the tokens: the addresses it ran with, and for each request the row where its laws begin.
+/// The acceptance of a batch by kernels. Arguments as for `accept_batch`, but with tensors of any device;
+/// `draft_logits` may be `None` if the rule reads none, or `(plan, table, scratch, first_rows)` of the
+/// `ChainPlan` that drew the tokens: the addresses it ran with, and the first row of each request's laws.
 #[pyclass(frozen, name = "VerifyPlan", module = "dspark._core")]
 pub struct PyVerify(pub Verify);
 
@@ -147,13 +149,13 @@ impl PyVerify {
         passed_on(py, &self.0.launches(table, scratch), threads)
     }
 
-    /// Launches the kernels on a stream and returns at once.
+    /// Launches the kernels on a stream, and returns at once.
     fn run(&self, kernels: PyRef<'_, PyKernels>, table: u64, scratch: u64, stream: u64) -> PyResult<()> {
         launch(&kernels, &self.0.launches(table, scratch), stream)
     }
 
-    /// For each request how many drafted tokens stay, the token after them, and whether a margin was below the rounding
-    /// bound.
+    /// For each request how many drafted tokens stay, the token after them, and whether a margin was below
+    /// the rounding bound.
     fn read(&self, result: &[u8]) -> PyResult<Vec<(usize, u32, bool)>> {
         check_size(result, self.0.result().1)?;
         let outcomes = self.0.read(result).into_iter();
@@ -173,9 +175,9 @@ fn check_size(result: &[u8], expected: usize) -> PyResult<()> {
     Err(RequestError::new_err(format!("the outcome has {expected} bytes, found {}", result.len())))
 }
 
-/// Markov chains of a batch by kernels: `base_logits` [requests * gamma, V] and `hidden`, as the draft pass leaves them, and
-/// `heads` as `dspark.serve.heads.heads_to_device` gives them. At most `limit` tokens are drafted, and none from the first
-/// confidence below `threshold` on.
+/// Markov chains of a batch by kernels: `base_logits` [requests * gamma, V] and `hidden`, as the draft pass
+/// leaves them, and `heads` as `dspark.serve.heads.heads_to_device` gives them. At most `limit` tokens are
+/// drafted, and none from the first confidence below `threshold` on.
 #[pyclass(frozen, name = "ChainPlan", module = "dspark._core")]
 pub struct PyChain {
     pub plan: ChainPlan,
@@ -186,7 +188,7 @@ pub struct PyChain {
 }
 
 impl PyChain {
-    /// One of the engine's, which reads the outcome itself.
+    /// A plan for the engine, which reads the outcome itself.
     pub fn of(plan: ChainPlan) -> Self {
         PyChain { plan, anchors: vec![], asked: vec![], limit: 0, threshold: None }
     }
@@ -262,7 +264,7 @@ impl PyChain {
         self.plan.result()
     }
 
-    /// As of `VerifyPlan`.
+    /// As for `VerifyPlan`.
     #[pyo3(signature = (table, scratch, threads = None))]
     fn launches<'py>(
         &self,
@@ -274,7 +276,7 @@ impl PyChain {
         passed_on(py, &self.plan.launches(table, scratch), threads)
     }
 
-    /// As of `VerifyPlan`.
+    /// As for `VerifyPlan`.
     fn run(&self, kernels: PyRef<'_, PyKernels>, table: u64, scratch: u64, stream: u64) -> PyResult<()> {
         launch(&kernels, &self.plan.launches(table, scratch), stream)
     }

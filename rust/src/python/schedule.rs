@@ -1,4 +1,4 @@
-//! Plans, cost tables and calibration for people who have their own loop.
+//! Plans, cost tables and calibration for those who have their own loop.
 
 use pyo3::prelude::*;
 
@@ -14,10 +14,11 @@ fn refused(error: impl std::fmt::Display) -> PyErr {
 
 /// Seconds of a round by what it does.
 ///
-/// `points` are measured target passes, `(tokens, seconds)`; noise is smoothed so that more tokens never cost less.
-/// `draft` are draft passes, `(drafting requests, seconds)`, smoothed alike; without points drafting counts as free.
-/// `round_seconds` is what a round costs beside the passes, `request_seconds` what each request adds to a target pass.
-/// Raises `ConfigError` for an empty table, a repeated width, or a time that is not above 0.
+/// `points` are measured target passes, `(tokens, seconds)`; noise is smoothed so that more tokens never cost
+/// less. `draft` are draft passes, `(drafting requests, seconds)`, smoothed alike; without points drafting
+/// counts as free. `round_seconds` is what a round costs beside the passes, `request_seconds` what each
+/// request adds to a target pass. Raises `ConfigError` for an empty table, a repeated width, or a time that
+/// is not above 0.
 #[pyclass(frozen, name = "CostTable", module = "dspark._core")]
 pub struct PyCostTable(pub(super) CostTable);
 
@@ -38,9 +39,9 @@ impl PyCostTable {
             .map_err(refused)
     }
 
-    /// A table from timed target passes `(tokens, requests, seconds)`: f(tokens) + a * requests by least squares of
-    /// the relative errors, f never falling, a at least 0. `draft` as in the constructor; `token_seconds` is the
-    /// chain's time for each drafted token, `round_seconds` the rest of a round.
+    /// A table from timed target passes `(tokens, requests, seconds)`: f(tokens) + a * requests by least
+    /// squares of the relative errors, with f non-decreasing and a at least 0. `draft` as in the constructor;
+    /// `token_seconds` is the chain's time for each drafted token, `round_seconds` the rest of a round.
     #[staticmethod]
     #[pyo3(signature = (passes, *, draft = vec![], token_seconds = 0.0, round_seconds = 0.0))]
     fn fit(
@@ -68,8 +69,9 @@ impl PyCostTable {
     }
 }
 
-/// Sequential temperature scaling (paper, section 3.2.1): one temperature per position of the block, dividing the
-/// logit of the confidence there. Raises `ConfigError` for a table of another length or a temperature not above 0.
+/// Sequential temperature scaling (paper, section 3.2.1): one temperature per position of the block, dividing
+/// the logit of the confidence there. Raises `ConfigError` for a table of another length or a temperature not
+/// above 0.
 #[pyclass(frozen, name = "Calibration", module = "dspark._core")]
 pub struct PyCalibration(pub(super) Calibration);
 
@@ -88,13 +90,13 @@ impl PyCalibration {
         self.0.temperatures().to_vec()
     }
 
-    /// How often each position was kept where the one before it was, as far as it is known.
+    /// How often each position was kept if the one before it was, as far as it is known.
     #[getter]
     fn acceptance(&self) -> Vec<f64> {
         self.0.acceptance().to_vec()
     }
 
-    /// Calibrated confidences of a block or its beginning.
+    /// The calibrated confidences of a block or its beginning.
     fn apply(&self, mut confidences: Vec<f32>) -> PyResult<Vec<f32>> {
         self.0.apply(&mut confidences).map_err(refused)?;
         Ok(confidences)
@@ -103,10 +105,10 @@ impl PyCalibration {
 
 /// Verify lengths of a batch that maximise the expected throughput (paper, Algorithm 1).
 ///
-/// `confidences[r][k]` is c_k of request r; `limits[r]` bounds its length. By default the search stops at the first
-/// drop, which is sound under every rule. `foresight=True` searches the whole list; it needs `rule="coupled"` or
-/// `greedy=True`, because elsewhere it changes the distribution of the output (paper, Appendix A), and raises
-/// `ConfigError` otherwise.
+/// `confidences[r][k]` is c_k of request r; `limits[r]` bounds its length. By default the search stops at the
+/// first drop, which is sound under every rule. `foresight=True` searches the whole list; it needs
+/// `rule="coupled"` or `greedy=True`, because elsewhere it changes the distribution of the output (paper,
+/// Appendix A), and raises `ConfigError` otherwise.
 #[pyfunction]
 #[pyo3(name = "plan", signature = (confidences, cost_table, *, limits = None, foresight = false, rule = "rejection", greedy = false))]
 pub fn plan_lengths(
@@ -144,7 +146,7 @@ pub fn plan_lengths(
 #[pyfunction]
 pub fn threshold_prefix(confidences: Vec<f32>, threshold: f64) -> PyResult<usize> {
     if !(0.0..=1.0).contains(&threshold) {
-        return Err(ConfigError::new_err(format!("a threshold is between 0 and 1, not {threshold}")));
+        return Err(ConfigError::new_err(format!("threshold must be between 0 and 1, not {threshold}")));
     }
     Ok(crate::schedule::threshold_prefix(&confidences, threshold))
 }

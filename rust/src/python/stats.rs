@@ -14,8 +14,8 @@ pub(super) fn to_dict<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let stats = board.read();
     let dict = PyDict::new(py);
-    // By difference, so that a request on its way from the queue to its place is never missing: who drains the
-    // engine looks for nothing queued and nothing running.
+    // By difference, so that a request on its way from the queue to its place is never missing: code that
+    // drains the engine waits until nothing is queued and nothing runs.
     let unfinished = queue.accepted().saturating_sub(stats.finished);
     dict.set_item("queued", unfinished.saturating_sub(stats.running as u64))?;
     dict.set_item("running", stats.running)?;
@@ -52,7 +52,7 @@ pub(super) fn to_dict<'py>(
         dict.set_item(name, spent.as_secs_f64())?;
     }
     let pages = PyDict::new(py);
-    // The first round has not counted yet what there is.
+    // Not the total of `stats`, which is 0 before the first step.
     let total = max_kv_tokens / PAGE_SIZE;
     for (name, count) in [("total", total), ("used", stats.pages.used), ("kept", stats.pages.kept)] {
         pages.set_item(name, count)?;
@@ -66,7 +66,7 @@ pub(super) fn to_dict<'py>(
     Ok(dict)
 }
 
-/// `{"p50", "p90", "p99"}` in seconds, each `None` while there is nothing to tell.
+/// `{"p50", "p90", "p99"}` in seconds, each `None` while there is none.
 fn percentiles(py: Python<'_>, found: Option<Percentiles>) -> PyResult<Bound<'_, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("p50", found.map(|found| found.p50.as_secs_f64()))?;

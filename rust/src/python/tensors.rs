@@ -10,8 +10,8 @@ use crate::engine::{PassRows, RunnerError};
 use crate::python::errors::RequestError;
 use crate::rows::{DType, Rows};
 
-/// A 1-D or 2-D torch tensor or numpy array, kept alive while its memory is read. One that lies on another device must
-/// be fetched before its rows can be read here.
+/// A 1-D or 2-D torch tensor or numpy array, kept alive while its memory is read. One that lies on another
+/// device must be fetched before its rows can be read here.
 pub struct Tensor {
     owner: Py<PyAny>,
     /// The copy of a tensor that lies elsewhere, once it was fetched.
@@ -25,7 +25,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Checks what can be checked from here: device, element type, shape and strides.
+    /// A CPU tensor, after checking what can be checked here: device, element type, shape and strides.
     pub fn from_py(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
         let tensor = Self::anywhere(object, name)?;
         if tensor.is_host {
@@ -35,7 +35,7 @@ impl Tensor {
         }
     }
 
-    /// The same for a tensor of any device.
+    /// The same for a tensor on any device.
     pub fn anywhere(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
         if let Ok(interface) = object.getattr("__array_interface__") {
             return Self::from_numpy(object, interface.cast::<PyDict>()?, name);
@@ -77,8 +77,9 @@ impl Tensor {
             return host.rows();
         }
         assert!(self.is_host, "rows of another device are read before they were fetched");
-        // SAFETY: the address, shape and strides are those that the owner gave for its own memory, the owner is
-        // alive as long as `self`, and whoever hands a tensor to the core does not write to it until the call ends.
+        // SAFETY: the address, shape and strides are those that the owner gave for its own memory, the owner
+        // is alive as long as `self`, and whoever hands a tensor to the core does not write to it until the
+        // call ends.
         unsafe {
             Rows::from_raw_parts(self.address as *const u8, self.dtype, self.rows, self.cols, self.row_stride)
         }

@@ -32,19 +32,20 @@ impl Mailbox {
     }
 }
 
-/// The engine's end.
+/// The engine's end of the mailbox.
 pub(super) struct Delivery {
     pub(super) mailbox: Arc<Mailbox>,
     /// Without it only the end of the request wakes the client.
     pub(super) streams: bool,
-    /// The request's own.
+    /// The request's own flag.
     pub(super) cancelled: Arc<AtomicBool>,
-    /// Whether the end was told.
+    /// Whether the client was sent the end.
     pub(super) is_over: bool,
 }
 
 impl Drop for Delivery {
-    /// A panic can lose a request between two lists of the engine: its client is told, and does not wait for ever.
+    /// A panic can lose a request between two lists of the engine; its client gets an error and does not wait
+    /// for ever.
     fn drop(&mut self) {
         if !self.is_over && std::thread::panicking() {
             let finish = Finish::unserved(FinishReason::Error, Some(Failure::ended()));
@@ -71,7 +72,7 @@ impl Sink for Delivery {
         if let Some(notify) = &self.mailbox.notify {
             let woken = Python::attach(|py| notify.call0(py).is_ok());
             if !woken {
-                // The event loop is closed: nobody is left to wake, and the rest is for nobody.
+                // The event loop is closed: nobody is left to wake or to take the rest.
                 self.cancelled.store(true, Ordering::Relaxed);
             }
         }

@@ -1,23 +1,26 @@
-//! Who drafts, and how far: decided before the draft, from past rounds only, hence sound under every rule.
+//! Which requests draft, and how far: decided before the draft, from past rounds only, so that it is sound
+//! under every rule.
 //!
-//! Over many rounds the engine makes (mean tokens of a round) / (mean seconds of a round) tokens a second, so a round
-//! is planned for the largest expected tokens / expected seconds, plain decoding being the plan that drafts nothing.
-//! Requests are taken in by falling expected gain; for each number of drafting requests the tokens of all of them are
-//! walked by falling expected survival, over the whole list, so that steps of the cost table are seen through.
+//! Over many rounds the engine makes (mean tokens of a round) / (mean seconds of a round) tokens a second, so
+//! a round is planned for the largest expected tokens / expected seconds, plain decoding being the plan that
+//! drafts nothing. Requests are added by falling expected gain. For each number of drafting requests, the
+//! search walks the tokens of all of them by falling expected survival, to the end of the list, so that it
+//! does not stop at steps of the cost table.
 //!
-//! Exact where requests are ordered (one's survival is nowhere below the next one's) and, within an order, for every
-//! cost table; for up to 8 requests every number is tried, for more the powers of two and then the neighbourhood of
-//! the best one. Not exact where two requests cross, one better at the first position, the other at later ones.
+//! The plan is exact, for every cost table, if requests are ordered (one's survival is nowhere below the next
+//! one's). For up to 8 requests every number is tried, for more the powers of two and then the neighbourhood
+//! of the best one. The plan is not exact if two requests cross, one better at the first position, the other
+//! at later ones.
 
 use super::cost::CostTable;
 
-/// What a request's draft is expected to do.
+/// The expected outcome of a request's draft.
 #[derive(Debug, Clone, Copy)]
 pub struct Hope<'a> {
     /// Survival by position, non-increasing, as far as the request has room.
     pub survival: &'a [f64],
-    /// How far apart good and bad blocks are, as a share of the survival: the plan after the draft will verify more
-    /// of the good ones. As long as `survival` or longer.
+    /// How far apart good and bad blocks are, as a share of the survival: the plan after the draft will
+    /// verify more of the good ones. As long as `survival` or longer.
     pub spread: &'a [f64],
 }
 
@@ -35,34 +38,34 @@ pub struct Choice {
     pub lengths: Vec<usize>,
     /// Expected tokens per second.
     pub rate: f64,
-    /// The same of decoding without a draft.
+    /// The same for decoding without drafts.
     pub plain: f64,
-    /// The gain expected of the first 0, 1, 2, ... tokens of the target pass beside the anchors, in the order in which
-    /// they are worth it, to the end of the plan.
+    /// The expected gain of the first 0, 1, 2, ... tokens that the target pass has beside the anchors, by
+    /// falling survival, to the end of the plan.
     pub horizon: Vec<f64>,
 }
 
-/// One position of a block in one of two equally likely cases, or in all if they do not differ.
+/// One position of a block in one of two equally likely cases, or in both if they do not differ.
 #[derive(Debug, Clone, Copy)]
 struct Item {
     survival: f64,
-    /// Survival times the share of the cases.
+    /// Survival times the probability of the case.
     gain: f64,
-    /// Halves of a token in the target pass: 1, or 2 in all cases.
+    /// Tokens in the target pass, counted in halves: 1 in one case, 2 in both.
     halves: u8,
     rank: u32,
-    /// Whether it is the first case of its position, with which the token is drafted.
+    /// Whether it is the first case of its position; taking it means that the token is drafted.
     is_first: bool,
 }
 
 impl Item {
-    /// Whether it is of one of the first `drafting` of the ranked requests.
+    /// Whether it belongs to one of the first `drafting` of the ranked requests.
     fn is_of(&self, drafting: usize) -> bool {
         (self.rank as usize) < drafting
     }
 }
 
-/// How far the best walk for a number of drafting requests goes, and its tokens per second.
+/// The best walk so far: its tokens per second, its number of drafting requests, and how many items it takes.
 #[derive(Debug, Clone, Copy)]
 struct Best {
     rate: f64,
@@ -70,7 +73,7 @@ struct Best {
     taken: usize,
 }
 
-/// The best plan of a round of `running` requests of which those of `hopes` may draft.
+/// The best plan for a round of `running` requests, of which those of `hopes` may draft.
 pub fn choose(running: usize, hopes: &[Hope<'_>], cost: &CostTable) -> Choice {
     let mut search = Search::new(running, hopes, cost);
     let plain = running as f64 / cost.plain_seconds(running);
@@ -83,19 +86,20 @@ pub fn choose(running: usize, hopes: &[Hope<'_>], cost: &CostTable) -> Choice {
     Choice { lengths: search.lengths(&best), rate: best.rate, plain, horizon: search.horizon(&best) }
 }
 
-/// The best plan in which one request drafts, the first of `hopes`, whether it pays or not: tokens to draft, and
-/// the tokens that it has to gain to pay for itself at `rate` tokens per second.
+/// The best plan in which only the request of `hope` drafts, whether that pays or not: tokens to draft, and
+/// the tokens that they have to gain to pay for themselves at `rate` tokens per second.
 pub(super) fn attempt(running: usize, hope: Hope<'_>, cost: &CostTable, rate: f64) -> (usize, f64) {
     let search = Search::new(running, std::slice::from_ref(&hope), cost);
     let mut best = Best { rate: 0.0, drafting: 0, taken: 0 };
     search.improve(&mut best, 1);
-    // Of a single token little can be learned.
+    // Little can be learned from a single token.
     let tokens = search.lengths(&best)[0].max(2).min(hope.survival.len());
     let more = cost.pass_seconds(running + tokens) - cost.pass_seconds(running);
     (tokens, rate * (more + cost.draft_seconds(1, tokens)))
 }
 
-/// Whether drafting makes more tokens per second than not, if all `drafting` requests have the same survival.
+/// Whether drafting makes more tokens per second than plain decoding if all `drafting` requests have this
+/// survival.
 pub(super) fn pays(running: usize, drafting: usize, survival: &[f64], cost: &CostTable) -> bool {
     let plain = running as f64 / cost.plain_seconds(running);
     let (mut tokens, mut width) = (running as f64, running);
@@ -115,7 +119,7 @@ struct Search<'a> {
     ranked: Vec<usize>,
     /// By falling survival.
     items: Vec<Item>,
-    /// Seconds of the target pass with 0, 1, 2, ... halves of a token beside the anchors.
+    /// Seconds of the target pass with 0, 1, 2, ... half tokens beside the anchors.
     pass: Vec<f64>,
 }
 
@@ -131,10 +135,11 @@ impl<'a> Search<'a> {
         Self { running, cost, ranked, items, pass }
     }
 
-    /// Tries all of `most` requests and the powers of two below it, then the neighbourhood of the best number.
+    /// Tries `most` drafting requests and the powers of two below it, then the neighbourhood of the best
+    /// number.
     fn narrow(&mut self, best: &mut Best, most: usize) {
         self.improve(best, most);
-        // Falling, for what is of no request that drafts need not be walked.
+        // In falling order, so that items of requests that no longer draft need not be walked.
         let whole = self.items.clone();
         let mut drafting = most.next_power_of_two() / 2;
         while drafting > 0 {
@@ -143,7 +148,7 @@ impl<'a> Search<'a> {
             drafting /= 2;
         }
         self.items = whole;
-        // No step goes further than to twice the best number.
+        // No step goes beyond twice the best number.
         self.keep(2 * best.drafting);
         let mut step = best.drafting.next_power_of_two() / 4;
         while step > 0 {
@@ -156,7 +161,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Forgets the items of all but the first `drafting` of the ranked requests.
+    /// Drops the items of all but the first `drafting` of the ranked requests.
     fn keep(&mut self, drafting: usize) {
         self.items.retain(|item| item.is_of(drafting));
     }
@@ -169,7 +174,7 @@ impl<'a> Search<'a> {
         let (mut tokens, mut seconds, mut halves, mut taken) = (self.running as f64, fixed, 0, 0);
         let (mut best_tokens, mut best_seconds, mut best_taken) = (best.rate, 1.0, None);
         for item in &self.items {
-            // Without a branch, which would be taken at random.
+            // Without a branch, which could not be predicted.
             let takes = usize::from(item.is_of(drafting));
             taken += takes;
             tokens += takes as f64 * item.gain;
@@ -201,7 +206,7 @@ impl<'a> Search<'a> {
         horizon
     }
 
-    /// Tokens to draft, by the order in which the hopes came.
+    /// Tokens to draft, in the order in which the hopes were given.
     fn lengths(&self, best: &Best) -> Vec<usize> {
         let mut lengths = vec![0; self.ranked.len()];
         self.taken(best)
@@ -213,12 +218,12 @@ impl<'a> Search<'a> {
 
 /// Every position of every hope, slot by slot and then rank by rank.
 ///
-/// A position is worth more than its mean survival where the plan can tell a good block from a bad one: half of the
-/// blocks are taken to be as good as the spread says, half as bad.
+/// A position is worth more than its mean survival if the plan can tell a good block from a bad one: half of
+/// the blocks are taken to be better by the spread, half to be worse by it.
 fn all_items(hopes: &[Hope<'_>], ranked: &[usize]) -> Vec<Item> {
     let longest = hopes.iter().map(|hope| hope.survival.len()).max().unwrap_or(0);
     let mut items = Vec::with_capacity(2 * longest * hopes.len());
-    // Survival of the position before, of good and of bad blocks.
+    // Survival of the position before, in good and in bad blocks.
     let mut before = vec![(1.0f64, 1.0f64); hopes.len()];
     for slot in 0..longest {
         for (rank, &hope) in ranked.iter().enumerate() {
@@ -246,8 +251,8 @@ fn all_items(hopes: &[Hope<'_>], ranked: &[usize]) -> Vec<Item> {
     items
 }
 
-/// Sorted; ties keep their order. Keys of one machine word sort several times faster than items: survival, not
-/// negative, rounded to its upper 32 bits, and the place.
+/// The items by falling survival; ties keep their order. Keys of one machine word sort several times faster
+/// than items: they consist of the upper 32 bits of the survival, which is not negative, and the place.
 fn by_falling_survival(items: &[Item]) -> Vec<Item> {
     let key = |(place, item): (usize, &Item)| !(item.survival.to_bits() >> 32) << 32 | place as u64;
     let mut keys: Vec<u64> = items.iter().enumerate().map(key).collect();

@@ -99,7 +99,7 @@ proptest! {
 
 #[test]
 fn many_requests_are_tried_by_doubling_and_still_found() {
-    // 40 requests, 23 of them worth a draft: the pass is free to 23 more tokens and dear beyond.
+    // 40 requests, 23 of them worth a draft: the pass is free up to 23 more tokens and expensive beyond.
     let survivals: Vec<Vec<f64>> =
         (0..40).map(|r| vec![if r % 2 == 0 || r > 33 { 0.9 } else { 0.01 }]).collect();
     let good = survivals.iter().filter(|s| s[0] > 0.5).count();

@@ -4,20 +4,20 @@ use super::track::Outcome;
 
 /// One offset for each position of the block, added to the calibrated logit of the confidence there.
 ///
-/// Learned from what became of verified tokens, one small step down the log loss for each: an offset moves until the
-/// confidences it corrects are right on average, and stays where they are. It is a function of past rounds, so a cut
-/// by corrected confidences is as causal as one by the head's own.
+/// Learned from the outcomes of verified tokens, one small step down the log loss for each: an offset moves
+/// until the confidences that it corrects are right on average, and stays there. It is a function of past
+/// rounds, so a cut by corrected confidences is as causal as one by the head's own.
 #[derive(Debug, Clone)]
 pub(super) struct Correction {
     offsets: Vec<f64>,
     seen: Vec<u32>,
 }
 
-/// An offset never says more than odds of 400 to 1.
+/// The largest offset; it changes odds by a factor of 400.
 const LIMIT: f64 = 6.0;
-/// Observations of a position that weigh as much as what is known of the one before it.
+/// Observations of a position after which it no longer follows the one before it.
 const OWN: f64 = 8.0;
-/// The first step and the last, and how many observations lie between.
+/// The first step, the smallest one, and after how many observations the first has halved.
 const STEPS: (f64, f64, f64) = (0.3, 0.02, 15.0);
 
 impl Correction {
@@ -39,8 +39,8 @@ impl Correction {
             self.seen[slot] = self.seen[slot].saturating_add(1);
             self.offsets[slot] = (self.offsets[slot] + step * (kept - f64::from(c))).clamp(-LIMIT, LIMIT);
         }
-        // A head that is off is off everywhere: a position that was rarely judged takes after the one before it, or
-        // it might never be found worth judging.
+        // A head that is off is off everywhere, so a position that was rarely judged follows the one before
+        // it; otherwise it might never be found worth judging.
         for slot in 1..self.offsets.len() {
             let own = f64::from(self.seen[slot]) / OWN;
             if own < 1.0 {
@@ -55,7 +55,8 @@ mod tests {
     use super::*;
     use crate::calibration::sigmoid;
 
-    /// Blocks of one token whose head is off by `bias` in its logit; gives the offset after each `rounds`.
+    /// Blocks of one token whose head is off by `bias` in its logit; returns the mean offset in the second
+    /// half of `2 * rounds` rounds.
     fn converge(bias: f64, rounds: u32) -> f64 {
         let mut correction = Correction::new(1);
         let mut mean = 0.0;

@@ -7,7 +7,7 @@ use super::curve::{Curve, Point};
 /// Why a list of measurements is not a cost table.
 #[derive(Debug, Error, Clone, PartialEq)]
 pub enum CostError {
-    /// There is nothing to extend.
+    /// There is no point to extend from.
     #[error("a cost table needs at least one measured point, found none")]
     Empty,
     /// A pass over no tokens (or a draft pass of no requests) costs nothing and says nothing.
@@ -21,13 +21,13 @@ pub enum CostError {
         /// What was given.
         seconds: f64,
     },
-    /// The same width twice: take a median first.
+    /// The same width twice; take a median first.
     #[error("a cost table has one point for each width, found {tokens} tokens twice")]
     Duplicate {
         /// Tokens in the pass.
         tokens: usize,
     },
-    /// Every request of a pass has at least its anchor there.
+    /// Every request of a pass has at least its anchor in it.
     #[error("a target pass of {requests} requests has at least {requests} tokens, found {tokens}")]
     Requests {
         /// Tokens in the pass.
@@ -45,23 +45,24 @@ pub enum CostError {
     },
 }
 
-/// Seconds of a round by what it does (the paper's SPS curve, section 3.2.2, turned over, and what surrounds the
-/// target pass):
+/// Seconds of a round by what it does: the reciprocal of the paper's SPS curve (section 3.2.2), and the costs
+/// around the target pass.
 ///
 /// | part | seconds |
 /// |---|---|
 /// | target pass | f(tokens) + a * requests; f never falls |
-/// | draft pass, and the feed of its context with what the round keeps | g(drafting requests); g never falls, 0 where nobody drafts |
+/// | draft pass, and feeding its context what is kept | g(drafting requests); never falls, 0 for none |
 /// | Markov chain | a constant per drafted token |
 /// | the rest | a constant |
 ///
-/// A round without a draft mostly feeds nothing: its tokens wait, and go through in one pass if drafting resumes or too
-/// many wait. What the latter comes to for each request and round is learned from live rounds alone; what a request that
-/// resumes feeds (a prompt, or up to the 64 rounds of a pause) is in no number here.
+/// A round without a draft usually feeds nothing: its tokens wait, and are fed in one pass when drafting
+/// resumes or too many wait. The cost of the latter for each request and round is learned from live rounds
+/// alone. What a request feeds when it resumes (a prompt, or up to the 64 rounds of a pause) is not counted
+/// here.
 ///
-/// A wider pass that was measured faster is noise (or a kernel that should have been used for the narrow one), and
-/// is pooled with its neighbours. Between points the curves are linear, below the first constant; beyond the last
-/// they go on with their mean slope.
+/// A wider pass that was measured to be faster is noise (or a kernel that should have been used for the
+/// narrow one), and is pooled with its neighbours. Between points the curves are linear, below the first
+/// point they are constant, and beyond the last one they continue with their mean slope.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostTable {
     pub(super) pass: Curve,
@@ -73,7 +74,7 @@ pub struct CostTable {
 }
 
 impl CostTable {
-    /// A table from (tokens in the pass, seconds) in any order, best medians.
+    /// A table from points (tokens in the pass, seconds) in any order, preferably medians.
     ///
     /// # Errors
     /// [`CostError`] if there is no point, a width of 0 or given twice, or a time that is not a finite
@@ -82,7 +83,7 @@ impl CostTable {
         Ok(Self::of(curve(points)?))
     }
 
-    /// A table of a pass and nothing else.
+    /// A table of target passes and nothing else.
     pub(super) fn of(pass: Curve) -> Self {
         Self {
             pass,
@@ -97,22 +98,24 @@ impl CostTable {
     /// Adds what every round costs however little is verified: the loop itself.
     ///
     /// # Errors
-    /// [`CostError::Extra`] unless it is finite and at least 0; so do the other parts.
+    /// [`CostError::Extra`] unless it is finite and at least 0, as for the other parts.
     pub fn with_fixed_seconds(mut self, seconds: f64) -> Result<Self, CostError> {
         self.fixed_seconds = extra("the cost of a round", seconds)?;
         Ok(self)
     }
 
-    /// Adds what every request of a target pass costs beside its tokens: its attention, its share of the decisions.
+    /// Adds what every request of a target pass costs beside its tokens: its attention, its share of the
+    /// decisions.
     pub fn with_request_seconds(mut self, seconds: f64) -> Result<Self, CostError> {
         self.request_seconds = extra("the cost of a request", seconds)?;
         Ok(self)
     }
 
-    /// Adds draft passes with their feeds, as (drafting requests, seconds) in any order. Without points drafting counts as free.
+    /// Adds draft passes with their feeds, as (drafting requests, seconds) in any order. Without points
+    /// drafting counts as free.
     ///
     /// # Errors
-    /// As [`CostTable::new`], but no points are none.
+    /// As for [`CostTable::new`], but an empty list is no error.
     pub fn with_draft(mut self, points: &[(usize, f64)]) -> Result<Self, CostError> {
         self.draft = if points.is_empty() { None } else { Some(curve(points)?) };
         Ok(self)
@@ -144,12 +147,13 @@ impl CostTable {
         self.fixed_seconds
     }
 
-    /// f: seconds of one target pass over `tokens` tokens, requests apart.
+    /// f: seconds of one target pass over `tokens` tokens, without what its requests add.
     pub fn pass_seconds(&self, tokens: usize) -> f64 {
         self.pass.at(tokens as f64)
     }
 
-    /// Seconds of a round that drafts nothing and whose target pass holds `tokens` tokens of `requests` requests.
+    /// Seconds of a round that drafts nothing and whose target pass holds `tokens` tokens of `requests`
+    /// requests.
     pub fn round_seconds(&self, tokens: usize, requests: usize) -> f64 {
         self.pass_seconds(tokens) + self.fixed_seconds + self.request_seconds * requests as f64
     }
@@ -172,7 +176,7 @@ impl CostTable {
     }
 }
 
-/// The curve through points in any order, or why they are none.
+/// The curve through points in any order, or why there is none.
 pub(super) fn curve(points: &[(usize, f64)]) -> Result<Curve, CostError> {
     let mut points = points.to_vec();
     points.sort_by_key(|&(tokens, _)| tokens);

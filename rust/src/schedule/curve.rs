@@ -1,9 +1,10 @@
-//! A curve of seconds that never falls, through measured points.
+//! A curve of seconds through measured points that never falls.
 
-/// Seconds against a count (tokens, requests): non-decreasing, linear between points, constant below the first.
+/// Seconds against a count (tokens, requests): non-decreasing, linear between points, constant below the
+/// first.
 ///
-/// Beyond the last point it goes on with the mean slope of the whole curve, because the last two points alone may
-/// be a step or a plateau of the kernel; one point extends as a constant.
+/// Beyond the last point it continues with the mean slope of the whole curve, because the last two points
+/// alone may be a step or a plateau of the kernel. A single point extends as a constant.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Curve {
     x: Vec<f64>,
@@ -11,7 +12,7 @@ pub(super) struct Curve {
     slope_beyond: f64,
 }
 
-/// One measurement: where, how long, and how much it counts where noise is smoothed.
+/// One measurement: the count, the seconds, and its weight when noise is smoothed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Point {
     pub(super) x: f64,
@@ -37,7 +38,7 @@ impl Curve {
         self.within(x, self.x.partition_point(|&known| known < x))
     }
 
-    /// Seconds at `x`, `right` being the first point not below it.
+    /// Seconds at `x`, where `right` is the first point not below it.
     fn within(&self, x: f64, right: usize) -> f64 {
         let last = self.x.len() - 1;
         if right == 0 {
@@ -52,7 +53,8 @@ impl Curve {
         (y0 + (y1 - y0) * ((x - x0) / (x1 - x0))).clamp(y0, y1)
     }
 
-    /// Reads the curve at places that never go back: a search over hundreds of places needs no bisection.
+    /// Reads the curve at values of x that never decrease, so that a search over hundreds of them needs no
+    /// bisection.
     pub(super) fn walk(&self) -> impl FnMut(f64) -> f64 + '_ {
         let mut right = 0;
         move |x| {

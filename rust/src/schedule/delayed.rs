@@ -9,8 +9,9 @@ use super::plan::{Survivals, best_prefix, causal};
 /// The global search made sound (paper, section 5.2): how many tokens to verify comes from an earlier
 /// round, which ones from the current round's order.
 ///
-/// Where the number of drafting requests has changed since that round, each of its tokens stands for "requests now /
-/// requests then" tokens. Rounds that drafted nothing are no earlier rounds. Until there is one, [`causal`] plans.
+/// If the number of drafting requests has changed since that round, each of its tokens stands for "requests
+/// now / requests then" tokens. Rounds that drafted nothing do not count as earlier rounds. Until there is
+/// one that does, [`causal`] plans.
 #[derive(Debug, Clone)]
 pub struct DelayedSearch {
     lag: usize,
@@ -25,7 +26,7 @@ struct Round {
 }
 
 impl DelayedSearch {
-    /// Budgets from `lag` rounds ago: 1 where the rounds run one after the other, 2 in the paper, whose
+    /// Takes budgets from `lag` rounds ago: 1 if rounds run one after the other, 2 in the paper, where the
     /// next pass is laid out before the last one has ended.
     pub fn new(lag: NonZeroUsize) -> Self {
         Self { lag: lag.get(), earlier: VecDeque::new() }

@@ -1,4 +1,4 @@
-//! Before the draft: who drafts this round, and how far.
+//! Before the draft: which requests draft this round, and how far.
 
 use super::choose::{Hope, attempt, choose, pays};
 use super::live::LiveCosts;
@@ -9,7 +9,7 @@ use super::track::{Record, Track};
 /// A running request before a round.
 #[derive(Debug)]
 pub struct Prospect<'a> {
-    /// Tokens that it may draft at most; 0 if it does not draft at all.
+    /// The most tokens that it may draft; 0 if it does not draft at all.
     pub room: usize,
     /// Whether its temperature is 0.
     pub greedy: bool,
@@ -22,22 +22,23 @@ pub struct Prospect<'a> {
 pub struct Depth {
     /// Tokens to draft; the chain stops there.
     pub tokens: usize,
-    /// Why there are none, if there could have been.
+    /// Why there are none although there could have been.
     pub skipped: Option<Skip>,
 }
 
-/// How often a drafting request looks at the whole block again, in rounds: with confidences a look costs a few steps
-/// of the chain. And how often the target looks two positions further than it would, whatever the confidences say.
+/// A drafting request drafts its whole block every so many rounds; with confidences, this costs a few steps
+/// of the chain. And every so many rounds, the target checks two positions more than planned, whatever the
+/// confidences say.
 const LOOK: u32 = 16;
 const DEEP_LOOK: u32 = 64;
-/// The engine's first blocks are verified as far as they were drafted: a head is not believed before it was seen.
+/// This many first blocks are verified as far as they were drafted: an untested head is not trusted.
 const UNKNOWN: u32 = 16;
 
 impl Planner {
     /// Tokens to draft for each running request, decided from past rounds only.
     ///
-    /// A request that is left out tries again after a growing pause, and so does the engine where nobody drafts; what
-    /// is drafted for a try is verified, for a try is there to learn.
+    /// A request that does not draft tries again after a growing pause, and so does the engine if no request
+    /// drafts. All that is drafted for a try is verified, because a try is there to learn from.
     pub fn depths(&mut self, requests: &mut [Prospect<'_>]) -> Vec<Depth> {
         self.planned = (0, 0);
         self.forced.clear();
@@ -66,7 +67,8 @@ impl Planner {
         let hopes: Vec<_> = able.iter().map(hope).collect();
         let choice = choose(running, &hopes, cost);
         let is_plain = choice.lengths.iter().all(|&tokens| tokens == 0);
-        // Were all drafts as good as the engine's are on average, would they pay? Then it is this one that fails.
+        // Would drafting pay if all drafts were as good as the engine's are on average? If so, a request that
+        // does worse is the one that fails.
         let average = [0, 1].map(|i| self.records[i].survival());
         let would_pay =
             average.each_ref().map(|survival| !is_plain || pays(running, able.len(), survival, cost));

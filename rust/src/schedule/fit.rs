@@ -1,4 +1,4 @@
-//! A cost table from passes over many (tokens, requests): what a token costs, and what a request does.
+//! A cost table from passes over many (tokens, requests): what tokens cost, and what requests cost.
 
 use super::cost::{CostError, CostTable};
 use super::curve::{Curve, Point};
@@ -6,17 +6,18 @@ use super::curve::{Curve, Point};
 /// One timed target pass: (tokens, requests, seconds).
 pub type Pass = (usize, usize, f64);
 
-/// Narrowings of the search for a: the interval shrinks to 2/3 each time.
+/// Steps of the search for a; each shrinks the interval to 2/3.
 const STEPS: usize = 80;
 
 impl CostTable {
-    /// f and a of pass(tokens, requests) = f(tokens) + a * requests by least squares of the relative errors, f
-    /// non-decreasing, a at least 0. The best f at a given a is an isotonic regression, and the error that it leaves
-    /// is convex in a, so a is found by narrowing an interval. Passes that cannot tell the two apart give a = 0.
+    /// Fits pass(tokens, requests) = f(tokens) + a * requests by least squares of the relative errors, with f
+    /// non-decreasing and a at least 0. The best f at a given a is an isotonic regression, and the error that
+    /// it leaves is convex in a, so a is found by narrowing an interval. If the passes cannot tell the two
+    /// apart, a is 0.
     ///
     /// # Errors
-    /// [`CostError`] if there is no pass, one without tokens or with fewer tokens than requests, or a time that
-    /// is not a finite number above 0.
+    /// [`CostError`] if there is no pass, one without tokens or with fewer tokens than requests, or a time
+    /// that is not a finite number above 0.
     pub fn fit(passes: &[Pass]) -> Result<Self, CostError> {
         if passes.is_empty() {
             return Err(CostError::Empty);
@@ -34,7 +35,7 @@ impl CostTable {
         }
         let mut passes = passes.to_vec();
         passes.sort_by_key(|&(tokens, ..)| tokens);
-        // However dear requests are, tokens are not paid for.
+        // However expensive requests are, f must stay above 0.
         let dearest =
             passes.iter().filter(|p| p.1 > 0).map(|p| p.2 / p.1 as f64).fold(f64::INFINITY, f64::min);
         let (mut low, mut high) = (0.0, if dearest.is_finite() { 0.999 * dearest } else { 0.0 });
@@ -53,7 +54,7 @@ impl CostTable {
     }
 }
 
-/// The best f where a request costs `a`.
+/// The best f if a request costs `a`.
 fn best(sorted: &[Pass], a: f64) -> Curve {
     let mut points: Vec<Point> = Vec::new();
     for &(tokens, requests, seconds) in sorted {
@@ -69,7 +70,7 @@ fn best(sorted: &[Pass], a: f64) -> Curve {
     Curve::through(&points)
 }
 
-/// What the best f leaves, in squares of relative errors.
+/// The sum of squared relative errors that the best f leaves.
 fn error(sorted: &[Pass], a: f64) -> f64 {
     let f = best(sorted, a);
     sorted.iter().map(|&(t, r, s)| ((f.at(t as f64) + a * r as f64 - s) / s).powi(2)).sum()

@@ -1,14 +1,14 @@
-//! The cost table kept true by the rounds themselves.
+//! The cost table, kept up to date by the rounds themselves.
 //!
-//! Each measured pass is compared with the table it started from. What is kept is a log ratio for each width seen,
-//! a few dozen at most. A measurement moves its own width and, for the most part, every other width along: a machine
-//! that gets busier is busier at all of them. A step is clipped, upwards harder than downwards (a pass can be slow
-//! for a hundred reasons, and fast for one), so one slow round moves the table by a few percent.
+//! Each measured pass is compared with the initial table, and a log ratio is kept for each width seen, a few
+//! dozen at most. Most of the effect of a measurement is on all widths alike, the rest on its own: a machine
+//! that gets busier is busier at all of them. A step is clipped, upwards more tightly than downwards (a pass
+//! can be slow for a hundred reasons, and fast for one), so one slow round moves the table by a few percent.
 
 use super::cost::CostTable;
 use super::curve::{Curve, Point};
 
-/// What one round took, in seconds, and what it did with them.
+/// What one round did, and the seconds that it took.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RoundTime {
     /// Requests in the draft pass, and its seconds.
@@ -25,36 +25,40 @@ pub struct RoundTime {
     pub tokens: usize,
     /// See `tokens`.
     pub verify: f64,
-    /// Seconds of handing what was kept to the contexts of those who drafted.
+    /// Seconds of handing what was kept to the draft's contexts.
     pub feed: f64,
     /// The whole round.
     pub total: f64,
 }
 
-/// Roughly how many rounds without a draft the running mean of their feeds goes back over. Feeds come in bursts, as rows
-/// have waited for hundreds of rounds, so nothing is clipped.
+/// Roughly how many rounds without a draft the running mean of their feeds covers. Feeds come in bursts,
+/// after rows have waited for hundreds of rounds, so they are not clipped.
 const FEED_MEMORY: f64 = 512.0;
 /// Rounds from one refit to the next.
 const REFIT: u32 = 8;
-/// How a log ratio follows what is measured: every width's, its own in addition, and a new width's own.
+/// How much of a measured deviation a log ratio takes on: that of every width, that of the measured width in
+/// addition, and that of a new width.
 const SHARED: f64 = 0.16;
 const OWN: f64 = 0.04;
 const NEW: f64 = 0.3;
-/// Recent visits after which a width is known well enough to speak for the machine.
+/// Recent measurements after which a width is known well enough to fully move all widths.
 const KNOWN: f64 = 8.0;
-/// The furthest that one measurement counts, as a log ratio.
+/// The limits within which one measurement counts, as log ratios.
 const UP: f64 = 0.25;
 const DOWN: f64 = -0.7;
-/// A width that was not seen for some tens of rounds and is now faster by this much: that is no accident, and half of
-/// it is believed at once. What was dear is visited rarely, and has to be forgiven in a few visits.
+/// If a width that was not seen for some tens of rounds is faster by this much, that is no accident, and half
+/// of the difference is taken on at once. Widths that were expensive are visited rarely, so a few visits must
+/// be enough to correct them.
 const MUCH_FASTER: f64 = -0.2;
-/// What a visit is worth a round later, where widths without a visit are judged by the others.
+/// How much of the count of recent visits is left a round later; widths without recent visits are judged by
+/// the others.
 const RECENT: f64 = 0.98;
-/// How fast a width without recent visits turns into what the others say: were it never forgotten, a width once taken
-/// to be too dear would never be tried again.
+/// How fast a width without recent visits approaches the others; otherwise, a width once thought to be too
+/// expensive would never be tried again.
 const FORGET: f64 = 0.01;
 
-/// A [`CostTable`] that follows measurements. Memory is bounded: widths are exact to 16, then four in an octave.
+/// A [`CostTable`] that follows measurements. Memory is bounded: widths are exact up to 16, beyond that four
+/// in an octave.
 #[derive(Debug, Clone)]
 pub struct LiveCosts {
     start: CostTable,
@@ -86,7 +90,7 @@ impl LiveCosts {
         }
         if round.drafting > 0 && is_time(round.draft) {
             let seconds = round.draft + round.feed;
-            // A table that says nothing of drafting starts at the first pass.
+            // A table without times of drafting starts with the first draft pass.
             let start = self.start.draft.get_or_insert_with(|| {
                 Curve::through(&[Point { x: round.drafting as f64, y: seconds, weight: 1.0 }])
             });
@@ -137,7 +141,7 @@ fn follow(mean: &mut f64, seconds: f64, things: usize) {
 struct Ratios {
     /// By ascending width.
     cells: Vec<Cell>,
-    /// Where nothing was measured.
+    /// The log ratio of widths that were not measured.
     elsewhere: f64,
 }
 
@@ -160,7 +164,7 @@ impl Ratios {
         };
         let (recent, off) = (self.cells[at].recent, ratio - self.cells[at].ratio);
         let error = off.clamp(DOWN, UP);
-        // What is hardly known speaks for itself, not for the machine.
+        // A width that is hardly known moves itself, but not the others.
         let shared = SHARED * error * (recent / KNOWN).min(1.0);
         self.cells.iter_mut().for_each(|cell| cell.ratio += shared);
         self.elsewhere += shared;
@@ -170,7 +174,7 @@ impl Ratios {
         cell.recent += 1.0;
     }
 
-    /// A round has passed.
+    /// Counts a round that has passed.
     fn age(&mut self) {
         for cell in &mut self.cells {
             cell.recent *= RECENT;
@@ -178,7 +182,7 @@ impl Ratios {
         }
     }
 
-    /// Widths that were never seen are as far off as those seen lately.
+    /// Takes widths that were never seen to be as far off as those seen lately.
     fn settle(&mut self) {
         let recent: f64 = self.cells.iter().map(|cell| cell.recent).sum();
         if recent > 0.0 {
@@ -186,7 +190,8 @@ impl Ratios {
         }
     }
 
-    /// What is assumed of a width: that of the nearest one seen, less so the further away (none an octave away).
+    /// The log ratio assumed for a width: that of the nearest one seen, with a weight that falls with the
+    /// distance (0 from an octave on).
     fn ratio(&self, width: f64) -> f64 {
         let far = |cell: &Cell| (width / cell.width as f64).log2().abs();
         let nearest = self.cells.iter().min_by(|a, b| far(a).total_cmp(&far(b)));
@@ -196,7 +201,7 @@ impl Ratios {
         near * cell.ratio + (1.0 - near) * self.elsewhere
     }
 
-    /// The curve that the measurements make of the one they were compared with.
+    /// The curve that the measurements were compared with, corrected by them.
     fn refitted(&self, start: &Curve) -> Curve {
         let seen = self.cells.iter().map(|cell| {
             let x = cell.width as f64;
@@ -210,7 +215,7 @@ impl Ratios {
     }
 }
 
-/// The width that stands for `width`: itself to 16, then the lower end of a quarter of an octave.
+/// The width that stands for `width`: itself up to 16, then the lower end of a quarter of an octave.
 fn quantised(width: usize) -> usize {
     if width <= 16 {
         return width;

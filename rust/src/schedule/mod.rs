@@ -1,15 +1,15 @@
 //! What a round drafts and verifies.
 //!
-//! Three policies. `fixed` drafts and verifies all it can; `threshold` stops before the first doubtful token and needs
-//! no knowledge of the machine; `throughput` weighs each token's chance of being kept against what the round really
-//! costs (paper, section 3.2.2), before the draft ([`choose`]: who drafts, how far) and after it ([`plan`]: what is
-//! verified). It learns from past rounds: what rounds cost ([`live`]), how drafts fare ([`track`]), how far the
-//! confidences are off (`correction`).
+//! There are three policies. `fixed` drafts and verifies all it can; `threshold` stops before the first
+//! doubtful token and needs no knowledge of the machine; `throughput` weighs each token's chance of being
+//! kept against what the round really costs (paper, section 3.2.2), before the draft ([`choose`]: which
+//! requests draft, and how far) and after it ([`plan`]: what is verified). It learns from past rounds: what
+//! rounds cost ([`live`]), how drafts fare ([`track`]), how far the confidences are off (`correction`).
 //!
-//! Exactness rests on one rule (paper, Appendix A): whether a token is drafted or verified must not depend on the
-//! token itself. Past rounds may decide anything. Within a round, [`plan`] has a search that never looks ahead, and an
-//! unconstrained one that can only be called with a [`plan::Foresight`]; [`delayed`] has a search whose budget comes
-//! from earlier rounds.
+//! Exactness rests on one rule (paper, Appendix A): whether a token is drafted or verified must not depend on
+//! the token itself. Any decision may depend on past rounds. Within a round, [`plan`] has a search that never
+//! looks ahead, and an unconstrained one that can only be called with a [`plan::Foresight`]; [`delayed`] has
+//! a search whose budget comes from earlier rounds.
 
 pub mod choose;
 mod correction;

@@ -3,14 +3,14 @@ use super::*;
 use proptest::prelude::*;
 
 proptest! {
-    /// A token's fate depends on the horizon and on the list up to this token, so that everything behind it may change,
-    /// its own block's tokens and other requests' alike.
+    /// Whether a token is admitted depends only on the horizon and on the list up to this token: everything
+    /// behind it may change, in its own block as in other requests'.
     #[test]
     fn the_patient_walk_never_looks_ahead(
         block in blocks(), other in blocks(),
         rises in prop::collection::vec(0.0f64..1.5, 8), gains in prop::collection::vec(0.2f64..1.0, 0..16)
     ) {
-        // Steps of three tokens: where tokens cost something each, there is nothing to be patient for.
+        // Steps of three tokens: if every token had its own cost, there would be nothing to be patient for.
         let seconds = |tokens: usize| 1.0 + rises[..tokens / 3].iter().sum::<f64>();
         let cost = CostTable::new(&(1..=20).map(|tokens| (tokens, seconds(tokens))).collect::<Vec<_>>()).unwrap();
         let horizon = horizon(&gains);
@@ -36,7 +36,7 @@ proptest! {
         prop_assert_eq!(patient(&list, &cost, &[0.0]), causal(&list, &cost));
     }
 
-    /// Where past rounds foretold this one, as far as the plan that would have been best for it.
+    /// The right horizon: past rounds predicted this one exactly, up to the end of its best plan.
     #[test]
     fn with_the_right_horizon_the_patient_walk_is_optimal_on_every_curve(
         block in blocks(), seconds in prop::collection::vec(0.2f64..2.0, 20), fixed in 0.0f64..1.0
@@ -72,8 +72,8 @@ fn horizon(gains: &[f64]) -> Vec<f64> {
     std::iter::once(0.0).chain(sums).collect()
 }
 
-/// The block with other confidences wherever the list has a token behind `place`, none of which comes before it then:
-/// a token's survival is at most what the list has at `place`, and less, so that ties change nothing.
+/// The block with other confidences for the tokens that the list has behind `place`. They stay behind it,
+/// because their survival is less than that at `place` (not equal, so that ties change nothing).
 fn changed_behind(block: &[Vec<f32>], list: &Survivals, place: usize, other: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let most = list.order[place].survival;
     let mut changed = block.to_vec();
@@ -82,7 +82,7 @@ fn changed_behind(block: &[Vec<f32>], list: &Survivals, place: usize, other: &[V
         let mut survival: f64 = confidences[..kept].iter().map(|&c| f64::from(c)).product();
         for (slot, confidence) in confidences.iter_mut().enumerate().skip(kept) {
             let drawn = other.get(request).and_then(|row| row.get(slot)).copied().unwrap_or(0.5);
-            // Just below a tie, for all that rounding to f32 does.
+            // Just below a tie, even after rounding to f32.
             let highest = (0.999_999 * most / survival).min(1.0) as f32;
             *confidence = if survival > 0.0 { drawn * highest } else { drawn };
             survival *= f64::from(*confidence);
@@ -97,8 +97,8 @@ fn key(order: &[Candidate]) -> Vec<(u32, u32)> {
 
 #[test]
 fn patience_walks_through_a_step_that_past_rounds_say_is_worth_it() {
-    // Kernels of width 4 again: with the rounds that were worth it in mind the walk goes through the step, and what it
-    // passed stays admitted even if the rest does not come true.
+    // Kernels of width 4 again: the walk goes through the step, because past rounds say that it is worth it,
+    // and what it passed stays admitted even if the rest does not come true.
     let steps = CostTable::new(&[(1, 1.0), (2, 1.9), (4, 1.9), (5, 4.0)]).unwrap();
     let horizon = [0.0, 0.8, 1.52, 2.17];
     assert_eq!(patient(&survivals(&[vec![0.8, 0.9, 0.9, 0.9]]), &steps, &horizon), [3]);

@@ -41,8 +41,8 @@ pub enum PlanError {
         /// Confidences given.
         found: usize,
     },
-    /// A confidence is a probability.
-    #[error("confidence {slot} of request {request} must be within 0 and 1, found {found}")]
+    /// A confidence is not a probability.
+    #[error("confidence {slot} of request {request} must be between 0 and 1, found {found}")]
     Confidence {
         /// Position in the batch.
         request: usize,
@@ -60,8 +60,8 @@ pub fn fixed(drafts: &[Draft], width: usize) -> Vec<usize> {
 
 /// The drafted tokens of a round by falling survival.
 ///
-/// Ties go to the earlier slot, then to the earlier request, never by the token: the order of a
-/// token must not depend on the token. As confidences are at most 1, a block's own order is kept.
+/// Ties go to the earlier slot, then to the earlier request, and never depend on the tokens: a token's place
+/// must not depend on the token itself. As confidences are at most 1, a block's own order is kept.
 #[derive(Debug, Clone)]
 pub struct Survivals {
     requests: usize,
@@ -110,8 +110,8 @@ impl Survivals {
         Ok(Self { requests: drafts.len(), drafting, paid: 0.0, order })
     }
 
-    /// The same in a round that has cost `seconds` before its target pass: a round that was dear to draft verifies
-    /// more, because stopping early saves less of it.
+    /// The same in a round that has cost `seconds` before its target pass: a round that was expensive to
+    /// draft verifies more, because stopping early saves a smaller part of it.
     pub fn paid(mut self, seconds: f64) -> Self {
         self.paid = seconds;
         self
@@ -129,9 +129,9 @@ impl Survivals {
 
 /// The walk along the list: expected tokens and seconds of the best plan so far.
 ///
-/// "More throughput" is decided on the increments, g / dt > tau / t, which is the same as comparing
-/// (tau + g) / (t + dt) with tau / t, but does not lose a small gain beside a large tau: on a flat table every
-/// token that can survive is verified.
+/// "More throughput" is decided on the increments, g / dt > tau / t, which is the same as comparing (tau + g)
+/// / (t + dt) with tau / t, but does not lose a small gain beside a large tau: on a flat table every token
+/// that can survive is verified.
 struct Walk<F> {
     pass: F,
     /// What the round costs beside its tokens.
@@ -166,9 +166,9 @@ impl<F: FnMut(f64) -> f64> Walk<F> {
     }
 }
 
-/// The paper's Algorithm 1: admits tokens while each raises the expected throughput, stops at the first
-/// that does not. Whether a token is admitted depends on tokens before it in the list only, so this is
-/// sound under every rule; it finds the best plan where the throughput has one peak.
+/// The paper's Algorithm 1: admits tokens while each raises the expected throughput, stops at the first that
+/// does not. Whether a token is admitted depends only on tokens before it in the list, so this is sound under
+/// every rule; it finds the best plan if the throughput has one peak.
 pub fn causal(current: &Survivals, cost: &CostTable) -> Vec<usize> {
     let mut walk = walk(cost, current, 1.0);
     let admitted = (1..).zip(&current.order).take_while(|&(k, c)| walk.improves(k, c.survival)).count();
@@ -177,11 +177,12 @@ pub fn causal(current: &Survivals, cost: &CostTable) -> Vec<usize> {
 
 /// [`causal`] with the patience to walk through a step of the cost table.
 ///
-/// `horizon[k]` is the gain that past rounds let expect of the first k tokens of the list, to the end of the plan that
-/// they made ([`super::Choice`]). Where a token brings no throughput, the walk goes on if the rest of that plan would,
-/// its gain scaled as the token's survival is to the expected one. What was passed in this hope stays admitted,
-/// whether or not it comes true: taking it back would be looking ahead. Whether a token is admitted still depends on
-/// past rounds and on tokens before it in the list only.
+/// `horizon[k]` is the gain that past rounds predict for the first k tokens of the list, to the end of the
+/// plan made from them ([`super::Choice`]). If a token does not raise the throughput, the walk continues as
+/// long as the rest of that plan would raise it, with its gain scaled by the ratio of the token's survival to
+/// the expected one. Tokens passed in this hope stay admitted, whether or not it comes true: taking them back
+/// would be looking ahead. Whether a token is admitted still depends only on past rounds and on tokens before
+/// it in the list.
 pub fn patient(current: &Survivals, cost: &CostTable, horizon: &[f64]) -> Vec<usize> {
     let end = horizon.len().saturating_sub(1);
     let mut walk = walk(cost, current, 1.0);
@@ -214,22 +215,23 @@ pub fn patient(current: &Survivals, cost: &CostTable, horizon: &[f64]) -> Vec<us
 pub struct Foresight(());
 
 impl Foresight {
-    /// Granted under [`Rule::Coupled`], where the text is a function of the seed, and where every request
-    /// of the round has temperature 0, where it is the argmax. Under the ratio rules a search that looks
+    /// Granted under [`Rule::Coupled`], where the text is a function of the seed, and if every request of the
+    /// round has temperature 0, where each token is the argmax. Under the ratio rules a search that looks
     /// ahead changes the distribution of the output (paper, Appendix A).
     pub fn allowed(rule: Rule, all_greedy: bool) -> Option<Self> {
         (all_greedy || matches!(rule, Rule::Coupled)).then_some(Self(()))
     }
 }
 
-/// The plan of the highest expected throughput, found over the whole list: it sees through plateaus and
-/// steps of the cost table, and looks ahead at confidences of tokens that depend on the ones it drops.
+/// The plan of the highest expected throughput, found over the whole list: the search does not stop at
+/// plateaus and steps of the cost table, but looks ahead at confidences of tokens that depend on the ones it
+/// drops.
 pub fn global(current: &Survivals, cost: &CostTable, _proof: Foresight) -> Vec<usize> {
     let survivals = current.order.iter().map(|c| c.survival);
     current.admit(best_prefix(survivals, current, 1.0, cost))
 }
 
-/// Number of tokens of the best plan, each of the list's tokens standing for `scale` tokens.
+/// Number of tokens in the best plan, where each of the list's tokens stands for `scale` tokens.
 pub(super) fn best_prefix(
     list: impl Iterator<Item = f64>,
     current: &Survivals,

@@ -192,7 +192,8 @@ proptest! {
         prop_assert!((throughput(&block, &plan, &cost) - best).abs() <= 1e-12 * best);
     }
 
-    /// Non-anticipation: whatever the confidences after slot k turn into, token k's fate is the same.
+    /// Non-anticipation: whatever the confidences after slot k turn into, token k is admitted or not all the
+    /// same.
     #[test]
     fn sound_searches_never_look_ahead(
         block in blocks(), other in prop::collection::vec(0.0f32..=1.0, 4),

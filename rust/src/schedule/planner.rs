@@ -1,8 +1,8 @@
 //! The planner: applies a policy round by round, and learns from what came of it.
 //!
-//! A round calls [`Planner::depths`] before the draft, [`Planner::plan`] after it, [`Planner::learn`] once the target
-//! has judged, and [`Planner::timed`] at its end. Only the throughput policy learns; the others draft whenever there
-//! is room, and change no confidence.
+//! A round calls [`Planner::depths`] before the draft, [`Planner::plan`] after it, [`Planner::learn`] once
+//! the target has judged, and [`Planner::timed`] at its end. Only the throughput policy learns; the others
+//! draft whenever there is room, and change no confidence.
 
 use super::correction::Correction;
 use super::cost::CostTable;
@@ -25,31 +25,31 @@ pub struct Lesson<'a> {
     pub outcome: Outcome<'a>,
 }
 
-/// Applies a policy under a rule. All that it decides before and within a round depends on past rounds, and on
-/// the round's own tokens only as far as [`plan`] allows.
+/// Applies a policy under a rule. Its decisions before and within a round depend on past rounds, and on the
+/// round's own tokens only as far as [`plan`] allows.
 #[derive(Debug, Clone)]
 pub struct Planner {
     pub(super) policy: Policy,
     rule: Rule,
     pub(super) gamma: usize,
     delayed: Option<DelayedSearch>,
-    /// What rounds cost, once it was said.
+    /// What rounds cost, once a policy has given a table.
     pub(super) costs: Option<LiveCosts>,
     /// The records of greedy and of sampled requests.
     pub(super) records: [Record; 2],
     corrections: [Correction; 2],
-    /// When the engine tries a draft again after it stopped drafting, by [`size`]: that drafting pays for four requests
-    /// says nothing of sixteen, and requests come and go.
+    /// When the engine tries a draft again after it stopped drafting, by [`size`]: that drafting pays for
+    /// four requests says nothing about sixteen, and requests come and go.
     pub(super) pauses: [Pause; SIZES],
     pub(super) has_confidence: bool,
-    /// Of the round under way: requests that draft, and tokens that they were to draft. Not what came of it: a chain
-    /// may end for what it drew.
+    /// Of the current round: requests that draft, and tokens that they were to draft. Not what they drafted,
+    /// since a chain may end because of what it drew.
     pub(super) planned: (usize, usize),
-    /// Of the round under way: drafted tokens to verify whatever the plan says, by request.
+    /// Of the current round: drafted tokens to verify whatever the plan says, by request.
     pub(super) forced: Vec<usize>,
-    /// Of the round under way: acceptance by position, gamma for each request.
+    /// Of the current round: acceptance by position, gamma for each request.
     pub(super) expected: Vec<f32>,
-    /// Of the round under way: see [`plan::patient`].
+    /// Of the current round: see [`plan::patient`].
     pub(super) horizon: Vec<f64>,
     /// Since the start: how often a position was kept, and how often judged.
     judged: Vec<(u64, u64)>,
@@ -78,14 +78,14 @@ impl Planner {
         planner
     }
 
-    /// Before the first round: how often positions of greedy or of sampled requests are kept, if the ones before them
-    /// are, by a calibration.
+    /// Sets, before the first round, how often a calibration found positions of greedy or of sampled requests
+    /// to be kept if the ones before them are.
     pub fn expect(&mut self, greedy: bool, acceptance: &[f64]) {
         self.records[kind(greedy)].expect(acceptance);
     }
 
-    /// Goes on with another policy. What is known of drafts stays, and how long to wait for the next try; costs start
-    /// from the policy's table.
+    /// Continues with another policy. What is known about drafts stays, as does the wait until the next try;
+    /// costs start from the policy's table.
     pub fn set_policy(&mut self, policy: Policy) {
         self.delayed = None;
         if let Policy::Throughput { cost, lag } = &policy {
@@ -110,24 +110,25 @@ impl Planner {
         self.is_adaptive().then(|| self.corrections[kind(greedy)].offsets())
     }
 
-    /// How often each position was kept if the one before it was, since the start; ends before the first position
-    /// that was never judged.
+    /// How often each position was kept if the one before it was, since the start; ends before the first
+    /// position that was never judged.
     pub fn acceptance(&self) -> impl Iterator<Item = f64> + '_ {
         let judged = self.judged.iter().take_while(|(_, judged)| *judged > 0);
         judged.map(|(kept, judged)| *kept as f64 / *judged as f64)
     }
 
-    /// Whether past rounds decide anything.
+    /// Whether decisions depend on past rounds.
     pub(super) fn is_adaptive(&self) -> bool {
         matches!(self.policy, Policy::Throughput { .. })
     }
 
     /// Verify lengths of a round, one for each draft. `all_greedy`: every request has temperature 0.
     ///
-    /// Where the draft has no confidence head, its acceptance in past rounds stands in.
+    /// If the draft has no confidence head, its acceptance in past rounds takes the place of confidences.
     ///
     /// # Errors
-    /// [`PlanError`] if the throughput policy has confidences of another number than tokens, or one that is none.
+    /// [`PlanError`] if, under the throughput policy, there are not as many confidences as tokens, or one is
+    /// not a probability.
     pub fn plan(&mut self, drafts: &[Draft], all_greedy: bool) -> Result<Vec<usize>, PlanError> {
         let Some(cost) = self.costs.as_ref().map(LiveCosts::table).filter(|_| self.is_adaptive()) else {
             return Ok(plan::fixed(drafts, usize::MAX));
@@ -181,21 +182,21 @@ impl Planner {
         }
     }
 
-    /// Learns what a round took; true if the cost table changed.
+    /// Learns the times of a round; true if the cost table changed.
     pub fn timed(&mut self, round: &RoundTime) -> bool {
         self.costs.as_mut().is_some_and(|costs| costs.add(round))
     }
 }
 
-/// Batches whose sizes are told apart: those of twice as many requests.
+/// Classes of batch sizes, each beginning at twice as many requests as the one before.
 const SIZES: usize = 16;
 
-/// Of a batch of so many requests.
+/// The class of a batch of so many requests.
 pub(super) fn size(requests: usize) -> usize {
     (requests.max(1).ilog2() as usize).min(SIZES - 1)
 }
 
-/// Greedy or sampled.
+/// The index of greedy (0) or sampled (1) requests.
 pub(super) fn kind(greedy: bool) -> usize {
     usize::from(!greedy)
 }

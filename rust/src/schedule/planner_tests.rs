@@ -25,7 +25,7 @@ fn looks_ahead_only_where_it_may() {
     assert_eq!(plans(Rule::Rejection, false, Some(NonZeroUsize::MIN)), [0, 2]);
 }
 
-/// Tokens that the first round of all drafts.
+/// Tokens that the very first round drafts.
 fn first_depth(acceptance: &[f64]) -> usize {
     let cost = CostTable::new(&[(1, 1.0), (2, 1.4), (3, 1.8), (4, 2.2)]).unwrap();
     let mut planner = Planner::new(Policy::Throughput { cost, lag: None }, Rule::Rejection, 3);
@@ -110,7 +110,7 @@ fn another_policy_takes_effect_at_once_and_what_was_learned_stays() {
     assert_eq!(planner.cost_table(), Some(&step()));
 }
 
-/// Rounds between two tries of a draft that never pays, the policy being given anew before each round if `anew`.
+/// Rounds between two tries of a draft that never pays; if `anew`, the policy is set again before each round.
 fn waits(anew: bool) -> Vec<usize> {
     // Every drafted token costs as much as a whole round of plain decoding.
     let cost = CostTable::new(&[(1, 1.0), (64, 64.0)]).unwrap();

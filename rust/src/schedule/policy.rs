@@ -1,4 +1,4 @@
-//! The policy of an engine, and why it may leave out a draft.
+//! The policy of an engine, and why it may skip a draft.
 
 use std::num::NonZeroUsize;
 
@@ -7,16 +7,16 @@ use super::cost::CostTable;
 /// What a round drafts and verifies.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Policy {
-    /// All that were drafted.
+    /// All drafted tokens are verified.
     Fixed,
-    /// All before the first confidence below this; the chain itself stops there, so all that were drafted.
+    /// The chain stops before the first token with a confidence below this; all drafted tokens are verified.
     Threshold(f64),
-    /// Who drafts, and what is verified, by the expected throughput of the batch.
+    /// The expected throughput of the batch decides which requests draft and what is verified.
     Throughput {
-        /// What a round costs, to begin with.
+        /// What a round costs, until live rounds correct it.
         cost: CostTable,
-        /// Where looking ahead would bias the output: `None` for Algorithm 1 with patience ([`super::patient`]), else
-        /// the delayed search with budgets from this many rounds ago.
+        /// The search to use where looking ahead would bias the output: `None` for Algorithm 1 with patience
+        /// ([`super::patient`]), else the delayed search with budgets from this many rounds ago.
         lag: Option<NonZeroUsize>,
     },
 }
@@ -34,11 +34,11 @@ impl Policy {
 /// Why a request that might have drafted did not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skip {
-    /// Nobody drafts: the round is estimated to make more tokens per second without.
+    /// No request drafts: the round is estimated to make more tokens per second without drafts.
     Slower,
-    /// Its own drafts are refused so often that it is better off without while others draft, or would.
+    /// Its own drafts are rejected so often that it is better off without them while others draft, or would.
     Failing,
-    /// A draft raised an error, and all go on without for a while.
+    /// A draft failed, and drafting is paused for a while.
     Broken,
 }
 

@@ -1,10 +1,10 @@
 //! The threshold policy: stop before the first token whose confidence is too low.
 
-/// Whether a confidence is too low to go on. A threshold of 0 (or below) never cuts; otherwise a
+/// Whether a confidence is too low to continue. A threshold of 0 (or below) never cuts; otherwise a
 /// confidence that is not a number cuts.
 ///
-/// The comparison is in f32, as in the reference: there the threshold is rounded to the precision of
-/// the confidences, and a confidence equal to it goes on.
+/// The comparison is in f32, as in the reference: there the threshold is rounded to the precision of the
+/// confidences, and a confidence equal to it does not cut.
 #[inline]
 pub fn is_below(confidence: f32, threshold: f64) -> bool {
     if threshold <= 0.0 {

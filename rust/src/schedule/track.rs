@@ -1,21 +1,21 @@
 //! How drafts have fared: what a request's past rounds, and the engine's, say about the next one.
 
-/// Observations that count, about: of a request, and of the engine.
+/// About how many observations count, of a request and of the engine.
 const REQUEST_MEMORY: f64 = 50.0;
 const ENGINE_MEMORY: f64 = 100.0;
-/// What the engine's acceptance weighs in a request's, in observations: as much as says how far requests of one kind
-/// differ (`tests/simulation`). With a few, five blocks in a row that failed by chance end a draft that pays.
+/// The weight of the engine's acceptance in a request's, in observations: it reflects how far requests of one
+/// kind differ (`tests/simulation`). With only a few, five blocks in a row that fail by chance would end a
+/// draft that pays.
 const SHRINKAGE: f64 = 10.0;
-/// Rounds between two tries at most. A try costs about a tenth of a round, and a draft that has become better waits no
-/// longer.
+/// The most rounds between two tries. A try costs about a tenth of a round, and a draft that has become
+/// better waits no longer than this.
 const LONGEST_PAUSE: u32 = 64;
-/// What is thought of drafts before any was seen, and how many observations it is worth.
+/// The acceptance assumed before any draft was seen, and its weight in observations.
 const PRIOR: (f64, f64) = (0.8, 4.0);
-/// What the acceptance found by a calibration is worth, in observations: it is of other prompts.
+/// The weight of the acceptance that a calibration found, in observations; it is of other prompts.
 const CALIBRATED: f64 = 20.0;
 
-/// Accepted and seen, by position of the block, both fading: of the times that a position's prefix was kept, how
-/// often was it.
+/// By position of the block: how often it was kept, out of the times that its prefix was. Both counts fade.
 #[derive(Debug, Clone, Default)]
 struct Tally {
     hits: Vec<f64>,
@@ -36,7 +36,7 @@ impl Tally {
         self.seen[slot] = keep * self.seen[slot] + weight;
     }
 
-    /// Makes all it knows count for less; the acceptance that it says stays.
+    /// Makes all observations count for less; the acceptance stays the same.
     fn age(&mut self, by: f64, floor: f64) {
         for (hits, seen) in self.hits.iter_mut().zip(&mut self.seen) {
             let by = if *seen > floor { f64::max(by, floor / *seen) } else { 1.0 };
@@ -55,14 +55,14 @@ pub struct Outcome<'a> {
     pub confidences: &'a [f32],
     /// Tokens that the target checked.
     pub verified: usize,
-    /// Tokens kept. Fewer than verified: the next one was refused.
+    /// Tokens kept. If they are fewer than verified, the next one was rejected.
     pub accepted: usize,
 }
 
 impl Outcome<'_> {
-    /// The positions of which something is known, with (how often it was kept: 0 or 1, or a guess between; how sure
-    /// it is that the position was reached). A position behind the last one verified is judged by its confidence:
-    /// were it left out, only blocks of high confidence would be seen there.
+    /// The positions of which something is known, each with whether it was kept (0 or 1, or an estimate
+    /// between) and the probability that it was reached. A position behind the last one verified is judged by
+    /// its confidence: if it were left out, only blocks of high confidence would be seen there.
     fn positions(&self) -> impl Iterator<Item = (usize, f64, f64)> + '_ {
         let known = if self.accepted < self.verified { self.accepted + 1 } else { self.verified };
         let told = (0..known).map(|slot| (slot, f64::from(u8::from(slot < self.accepted)), 1.0));
@@ -96,12 +96,13 @@ impl Track {
         self.drafted = self.drafted.wrapping_add(1);
     }
 
-    /// A round in which nobody drafted: what is known of the request turns into what is known of the engine.
+    /// Counts a round in which no request drafted: the acceptance of this one approaches the engine's.
     pub(super) fn age(&mut self) {
         self.tally.age(0.98, 0.0);
     }
 
-    /// Whether a position is kept if the one before it is: the request's own record, drawn to the engine's.
+    /// The probability that each position is kept if the one before it is: the request's own record, shrunk
+    /// towards the engine's.
     pub(super) fn acceptance<'a>(&'a self, engine: &'a Record) -> impl Iterator<Item = f64> + 'a {
         engine.acceptance().enumerate().map(|(slot, engine)| {
             let hits = self.tally.hits.get(slot).copied().unwrap_or(0.0);
@@ -136,7 +137,8 @@ impl Record {
         Self { tally, tells: vec![Tells::default(); gamma], blocks: 0 }
     }
 
-    /// Starts from the acceptance that a calibration found; behind its last position it is taken to be the same.
+    /// Starts from the acceptance that a calibration found; positions behind its last one are assumed to
+    /// equal it.
     pub(super) fn expect(&mut self, acceptance: &[f64]) {
         let Some(&last) = acceptance.last() else { return };
         let known = acceptance.iter().copied().chain(std::iter::repeat(last));
@@ -161,17 +163,17 @@ impl Record {
         }
     }
 
-    /// A round in which nobody drafted: new rounds will count for more.
+    /// Counts a round in which no request drafted: new rounds will count for more.
     pub(super) fn age(&mut self) {
         self.tally.age(0.99, 8.0);
     }
 
-    /// Whether a position is kept if the one before it is.
+    /// The probability that each position is kept if the one before it is.
     pub(super) fn acceptance(&self) -> impl Iterator<Item = f64> + '_ {
         self.tally.hits.iter().zip(&self.tally.seen).map(|(hits, seen)| hits / seen)
     }
 
-    /// Whether a position is kept with all before it.
+    /// The probability that each position is kept with all before it.
     pub(super) fn survival(&self) -> Vec<f64> {
         let mut reached = 1.0;
         self.acceptance()
@@ -182,9 +184,9 @@ impl Record {
             .collect()
     }
 
-    /// How far apart good and bad blocks are at each position, as far as the confidences tell them apart beforehand,
-    /// as a share of the mean survival: the root of the covariance of what was predicted with what came. A head that
-    /// always says the same, or guesses, tells nothing.
+    /// How far apart good and bad blocks are at each position, as far as the confidences tell them apart
+    /// beforehand, as a share of the mean survival: the square root of the covariance of predicted and real
+    /// survival. A head that always says the same, or guesses, has no spread.
     pub(super) fn spread(&self) -> impl Iterator<Item = f64> + '_ {
         self.tells.iter().map(|tells| {
             let covariance = tells.both - tells.predicted * tells.real;
@@ -204,8 +206,8 @@ impl Tells {
     }
 }
 
-/// When to try a draft again that did not pay: after 8 rounds, and after each try that did not pay either twice as
-/// many, up to [`LONGEST_PAUSE`]; half as many after one that did.
+/// When to try a draft again that did not pay: after 8 rounds, and twice as many after each try that did not
+/// pay either, up to [`LONGEST_PAUSE`]; half as many after a try that did.
 #[derive(Debug, Clone)]
 pub(super) struct Pause {
     length: u32,
@@ -221,19 +223,19 @@ impl Default for Pause {
 }
 
 impl Pause {
-    /// One more round without a draft; true if it is time for a try.
+    /// Counts a round without a draft; true if it is time for a try.
     pub(super) fn is_over(&mut self) -> bool {
         self.waited += 1;
         self.waited > self.length
     }
 
-    /// A try begins, which pays if it gains more than `price` tokens.
+    /// Begins a try, which pays if it gains at least `price` tokens.
     pub(super) fn try_for(&mut self, price: f64) {
         self.waited = 0;
         self.price = Some(price);
     }
 
-    /// What a try gained, if one was under way.
+    /// Ends a try, if one was under way, that gained this many tokens.
     pub(super) fn settle(&mut self, gained: usize) {
         if let Some(price) = self.price.take() {
             self.length = if gained as f64 >= price {
@@ -244,7 +246,7 @@ impl Pause {
         }
     }
 
-    /// Drafting pays again.
+    /// Starts over, because drafting pays again.
     pub(super) fn reset(&mut self) {
         *self = Self::default();
     }

@@ -17,26 +17,26 @@ def borrowed_tensors(target: Path, shape: tuple[int, int]) -> dict[str, StoredTe
     """`embed_tokens.weight` and `lm_head.weight` of the target in `target`, of `shape` (vocabulary, hidden).
 
     Raises:
-        CheckpointError: not found, of another shape, or not to be used as they are stored.
+        CheckpointError: not found, of another shape, or not usable as they are stored.
     """
     config = ConfigFile.read(target / "config.json")
     text = config.inside("text_config") or config
     if text.raw("final_logit_softcapping") is not None or "gemma" in str(text.raw("model_type")):
         raise CheckpointError(
-            f"{config.path}: this target scales its embeddings or caps its logits, which a draft's own "
-            "cannot say"
+            f"{config.path}: this target scales its embeddings or caps its logits, which embeddings and head "
+            "stored in a draft cannot express"
         )
     for key in ("logit_scale", "logits_scaling"):
         if text.raw(key) not in (None, 1):
             raise CheckpointError(
                 f"{text.path}: {text.prefix}{key} is {text.raw(key)!r}: this target scales its logits, which "
-                "a draft's own cannot say"
+                "a head stored in a draft cannot express"
             )
     weights = WeightFiles.open(target)
     if biased := [name for name in weights.tensors if name.split(".")[-2:] == ["lm_head", "bias"]]:
         raise CheckpointError(
-            f"{weights.where()}: this target's output head has a bias, {biased[0]}, which a draft's own "
-            "has not"
+            f"{weights.where()}: this target's output head has a bias, {biased[0]}, which a head stored in a "
+            "draft cannot have"
         )
     tied = config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
     embeddings = _only(weights, EMBEDDINGS, shape)
@@ -58,5 +58,8 @@ def _only(weights: WeightFiles, name: str, shape: tuple[int, int]) -> StoredTens
         and not any(tower in stored.split(".") for tower in OTHER_TOWERS)
     ]
     if len(found) > 1:
-        raise CheckpointError(f"{weights.where()}: {', '.join(sorted(found))} may all be the target's {name}")
+        raise CheckpointError(
+            f"{weights.where()}: expected one tensor that can be the target's {name}, found "
+            f"{', '.join(sorted(found))}"
+        )
     return weights.check(found[0], shape) if found else None

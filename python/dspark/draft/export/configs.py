@@ -10,21 +10,21 @@ from dspark.draft.config import DraftConfig
 FORMATS = ("flat", "nested", "speculators")
 
 TRAINING_ANCHORS = 512
-"""DeepSpec's class wants `num_anchors`, a training setting; this is its own value."""
+"""DeepSpec's class requires `num_anchors`, a training setting; this is DeepSpec's own value."""
 
 YARN = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
 LLAMA3 = ("low_freq_factor", "high_freq_factor")
 
 
 def written(config: DraftConfig, form: str, target: str | None) -> dict[str, Any]:
-    """The configuration in one of `FORMATS`; `target` is what speculators' calls the draft's target."""
+    """The configuration in one of `FORMATS`; `target` names the draft's target in that of speculators."""
     if form == "speculators":
         return speculators(config, target)
     return flat(config) if form == "flat" else nested(config)
 
 
 def flat(config: DraftConfig) -> dict[str, Any]:
-    """DeepSpec's."""
+    """DeepSpec's configuration."""
     return {
         "architectures": ["Qwen3DSparkModel"],
         **_layers(config),
@@ -37,7 +37,7 @@ def flat(config: DraftConfig) -> dict[str, Any]:
 
 
 def nested(config: DraftConfig) -> dict[str, Any]:
-    """SpecForge's, and z-lab's where slot 0 is dropped."""
+    """SpecForge's configuration, or z-lab's where slot 0 is dropped."""
     switches: dict[str, Any] = {
         "mask_token_id": config.mask_token_id,
         "target_layer_ids": list(config.target_layer_ids),
@@ -59,7 +59,7 @@ def nested(config: DraftConfig) -> dict[str, Any]:
 
 
 def speculators(config: DraftConfig, verifier: str | None) -> dict[str, Any]:
-    """speculators', of the kind dspark where there are heads; `verifier` names the target."""
+    """The configuration of speculators, of kind dspark where there are heads; `verifier` names the target."""
     kind = "dspark" if config.markov_rank or config.enable_confidence_head else "dflash"
     return {
         "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
@@ -99,7 +99,7 @@ def _layers(config: DraftConfig) -> dict[str, Any]:
         "attention_bias": config.attention_bias,
         "hidden_act": "silu",
         "layer_types": kinds,
-        "use_sliding_window": bool(windows),  # without it Qwen3's configuration forgets the window
+        "use_sliding_window": bool(windows),  # without it Qwen3's configuration drops the window
         "sliding_window": windows.pop() if windows else None,
         "rope_theta": config.rope.theta,
         "rope_parameters": _rope(config.rope),

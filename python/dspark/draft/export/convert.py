@@ -34,12 +34,12 @@ def export_draft(
     """Writes the draft in `source` to `output` as `form`; returns remarks about what was changed.
 
     Weights keep their dtypes, byte by byte. `target` is needed where the format holds embeddings and output
-    head and the draft does not; `target_name` is what the exported config calls it. A `calibration.json`
-    comes along.
+    head and the draft does not; `target_name` is what the exported config calls it. A `calibration.json` is
+    carried over.
 
     Raises:
         CheckpointError: the draft or the target cannot be read, or `output` holds something already.
-        ConfigError: the format cannot say what this draft is.
+        ConfigError: the format cannot express this draft.
     """
     config, weights = read_draft_directory(source)
     _check_expressible(config, weights, form)
@@ -51,10 +51,10 @@ def export_draft(
     values = configs.written(config, form, target_name)
     calibrations = read_calibrations(file) if (file := source / FILE_NAME).exists() else []
     output.mkdir(parents=True, exist_ok=True)
-    if calibrations:  # the drafts are the same, so their confidences are
+    if calibrations:  # the drafts are the same, and so are their confidences
         write_calibrations(output / FILE_NAME, calibrations)
     write_safetensors(output / "model.safetensors", tensors)
-    # Last, so that what was interrupted is not taken for a checkpoint.
+    # Last, so that an interrupted export is not taken for a checkpoint.
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     _check_written(config, output)
     return remarks
@@ -67,13 +67,13 @@ def _check_expressible(config: DraftConfig, weights: WeightFiles, form: str) -> 
     if form not in configs.FORMATS:
         raise ConfigError(f"format must be one of {', '.join(configs.FORMATS)}, not {form!r}")
     if config.packaging not in SOURCES:
-        raise refuse(f"only {', '.join(SOURCES)} drafts can be, and this is {config.packaging}")
+        raise refuse(f"only {', '.join(SOURCES)} drafts can be exported, but this one is {config.packaging}")
     if form != "speculators" and OFFSETS in weights and _renames(config, weights):
-        raise refuse("the format has no draft vocabulary of its own")
+        raise refuse("the format cannot hold a reduced or reordered vocabulary")
     if any(config.windows):
         rules = {"flat": (), "nested": ("sliding",), "speculators": ("anchored", "anchored, bidirectional")}
         if config.window_rule not in rules[form]:
-            raise refuse(f"its sliding layers ({config.window_rule}) mean something else there")
+            raise refuse(f"the format cannot express sliding layers of this kind ({config.window_rule})")
     if config.causal and form != "nested":
         raise refuse("no row of its blocks sees a later one, which the format cannot say")
     if form == "nested" and config.drop_anchor_slot and (config.markov_rank or config.enable_confidence_head):
@@ -82,7 +82,7 @@ def _check_expressible(config: DraftConfig, weights: WeightFiles, form: str) -> 
         if config.drop_anchor_slot:
             raise refuse("it drops the anchor's slot, and the format is anchor-first")
         if list(config.target_layer_ids) != sorted(set(config.target_layer_ids)):
-            raise refuse(f"its taps {list(config.target_layer_ids)} do not ascend")
+            raise refuse(f"its taps are {list(config.target_layer_ids)}, but the format needs ascending ones")
         if config.target_hidden_size != config.hidden_size:
             raise refuse(
                 f"a tap is {config.target_hidden_size} wide and the draft {config.hidden_size}, which must "
@@ -132,7 +132,7 @@ def _tensors(
     if config.enable_confidence_head and CONFIDENCE_BIAS not in parts:
         dtype = parts[CONFIDENCE_WEIGHT].dtype
         tensors.append(_constant(CONFIDENCE_BIAS, dtype, (1,), bytes(8)))
-        remarks.append(f"{CONFIDENCE_BIAS} is written as zero, which its absence meant")
+        remarks.append(f"{CONFIDENCE_BIAS} was missing, which means zero, and is written as zero")
     if OFFSETS in weights and form == "speculators":
         stored = weights.tensors[OFFSETS]
         mask = np.zeros(config.vocab_size, dtype=np.bool_)
@@ -156,7 +156,7 @@ def _equal(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def _check_written(config: DraftConfig, output: Path) -> None:
-    """Reads the new checkpoint back: whatever decides about the drafts must be what it was."""
+    """Reads the new checkpoint back and checks that everything that affects the drafts is unchanged."""
     again, _ = read_draft_directory(output)
     was, now = (_essence(one) for one in (config, again))
     if was != now:

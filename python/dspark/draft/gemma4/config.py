@@ -1,4 +1,4 @@
-"""What a Gemma 4 draft is, beyond what every draft is."""
+"""The configuration of a Gemma 4 draft: what it adds to that of every draft."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dspark.target.gemma4.config import KindHeads
 class Gemma4DraftConfig(DraftConfig):
     """
     Attributes:
-        shared_values: there is no v_proj, values come from the keys' product.
-        final_logit_softcapping: bends the base logits, before the Markov bias; None: they stay.
+        shared_values: there is no v_proj, values come from k_proj.
+        final_logit_softcapping: caps the base logits, before the Markov bias; None: no cap.
     """
 
     shared_values: bool

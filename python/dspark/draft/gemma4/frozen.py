@@ -17,7 +17,7 @@ from dspark.target.gemma4.rotation import FULL
 
 
 class FrozenGemma4Draft(FrozenDraft):
-    """What a frozen `Gemma4DSparkModel` runs on."""
+    """The parts that a frozen `Gemma4DSparkModel` runs on."""
 
     __slots__ = ("value_norm",)
 
@@ -52,7 +52,7 @@ class FrozenGemma4Draft(FrozenDraft):
 
     def context(self, taps: Tensor, rows: Tensor) -> Tensor:
         heads = self.keys_values(self.hidden_norm(self.projection(taps))).view(self.shape)
-        values = self.value_norm(heads[:, :, -self.kv_heads :])  # shared values: before the keys are rotated
+        values = self.value_norm(heads[:, :, -self.kv_heads :])  # shared values are the keys before rotation
         keys = heads[:, :, : self.kv_heads]
         self.rotation.apply(keys, *self.rotation.prepare_all(rows))
         return torch.cat((keys, values), dim=2).permute(1, 2, 0, 3)

@@ -24,8 +24,9 @@ from dspark.target.gemma4.layer import (
 class Gemma4DSparkModel(DSparkDraftModel):
     """A `DSparkDraftModel` on Gemma 4 layers, all of them full.
 
-    Its embeddings are stored as the target's are and scaled when read. The soft cap bends the base logits,
-    which the Markov bias then joins uncapped; the confidence head reads hidden states, which no cap touches.
+    Its embeddings are stored as the target's are and scaled when read. The soft cap applies to the base
+    logits, to which the Markov bias is then added uncapped. It does not touch the hidden states, which the
+    confidence head reads.
     """
 
     config: Gemma4DraftConfig

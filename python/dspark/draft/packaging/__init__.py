@@ -1,5 +1,5 @@
-"""The packagings of drafts. Each has one file with `recognise` and `read`; a new one is a new file and a line
-here."""
+"""The packagings of drafts. Each has one file with `recognise` and `read`; a new one needs such a file and a
+line here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_draft(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
     """Reads whatever packaging this is: recognised by what the config and the weights hold, never by a guess.
 
     Raises:
-        CheckpointError: unknown or unsupported (what was seen is named), incomplete, or contradicting itself.
+        CheckpointError: unknown or unsupported (what was seen is named), incomplete or contradictory.
     """
     refuse_unsupported(config, weights)
     readers = [packaging for packaging in PACKAGINGS if packaging.recognise(config, weights)]

@@ -36,7 +36,7 @@ def read_backbone(
 ) -> DraftConfig:
     """A `DraftConfig` from the keys that mean the same in every packaging.
 
-    `body` is the part of the config about the layers, if not the config itself; with `window_rule` None
+    `body` is the part of the config about the layers, if not the config itself. If `window_rule` is None,
     sliding layers see everything.
     """
     switches = Switches(config)
@@ -62,7 +62,9 @@ def read_backbone(
         if width > WIDEST_BLOCK:
             raise CheckpointError(f"{config.path}: {key} is {width}; expected at most {WIDEST_BLOCK}")
     if drop_anchor_slot and block_size == 1:
-        raise CheckpointError(f"{config.path}: block_size is 1, and the anchor's slot predicts nothing")
+        raise CheckpointError(
+            f"{config.path}: block_size is 1, but the anchor's slot predicts nothing; expected at least 2"
+        )
     target_layers = switches.positive("num_target_layers")
     check_taps(config, taps, target_layers)
     draft_vocab = read_draft_vocab_size(config, weights, vocab_size, switches.positive("draft_vocab_size"))
@@ -107,7 +109,7 @@ def _rotation_notes(body: ConfigFile) -> tuple[str, ...]:
 
 
 def check_taps(config: ConfigFile, taps: tuple[int, ...], target_layers: int | None) -> None:
-    """Taps are -1 (embeddings) or a layer before the target's last: the last one's output is not a tap."""
+    """Checks that taps are -1 (embeddings) or layers before the target's last, whose output is not a tap."""
     for tap in taps:
         if tap < -1 or (target_layers is not None and tap > target_layers - 2):
             limit = "the last but one target layer" if target_layers is None else target_layers - 2

@@ -1,7 +1,7 @@
 """The flat packaging (DeepSpec): every switch at top level, own embeddings and output head.
 
 Anchor-first unless it says otherwise, also where it holds a plain block drafter (`dflash_*_block7`:
-`markov_rank` 0). Its training mask and its evaluation know no window.
+`markov_rank` 0). Neither its training mask nor its evaluation applies a window.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ARCHITECTURE = "Qwen3DSparkModel"
 
 
 def recognise(config: ConfigFile, weights: WeightFiles) -> bool:
-    """Named so, or without a name: taps at top level, no `dflash_config`, own embeddings."""
+    """By name, or without a name by taps at top level, no `dflash_config` and own embeddings."""
     if config.raw("dflash_config") is not None or is_speculators(config) or has_gemma4_layers(weights):
         return False
     seen = config.architectures()

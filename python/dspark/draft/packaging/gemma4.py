@@ -1,4 +1,4 @@
-"""The Gemma 4 draft of DeepSpec: flat, with the target's text config around the switches.
+"""The Gemma 4 draft of DeepSpec: flat, with the switches beside the keys of the target's text config.
 
 Every layer is a full one with the heads of the target's full layers, whatever `layer_types` and
 `sliding_window` say.
@@ -35,12 +35,12 @@ SHARED_KEYS = (
 
 
 def has_gemma4_layers(weights: WeightFiles) -> bool:
-    """Only these layers have a scalar."""
+    """Whether the layers have a scalar, as only Gemma 4's have."""
     return "layers.0.layer_scalar" in weights
 
 
 def recognise(config: ConfigFile, weights: WeightFiles) -> bool:
-    """Named so, or without a name but with such layers."""
+    """By Gemma 4's layers, under this name or without a name."""
     if config.raw("dflash_config") is not None or not has_gemma4_layers(weights):
         return False
     return config.architectures() in ([], [ARCHITECTURE])

@@ -12,11 +12,11 @@ from dspark.errors import CheckpointError
 OLDER_PREFIX = "logit_head."
 """Older nested checkpoints keep the heads in a container of this name."""
 BARE = {"markov_head.": "", "confidence_head.proj.": "confidence_proj."}
-"""Model-Optimizer keeps them in none."""
+"""Model-Optimizer keeps them in no container."""
 
 MARKOV_TENSOR = "markov_head.markov_w1.weight"
 PARTS = {"gated": "markov_head.gate_proj.weight", "rnn": "markov_head.joint_proj.weight"}
-"""What only one type of Markov head has."""
+"""The tensor that only this type of Markov head has."""
 MODEL_OPTIMIZER_SWITCH = "use_confidence_head"
 CONFIDENCE_WEIGHT = "confidence_head.proj.weight"
 CONFIDENCE_BIAS = "confidence_head.proj.bias"
@@ -24,7 +24,7 @@ CONFIDENCE_BIAS = "confidence_head.proj.bias"
 
 @dataclass(frozen=True)
 class HeadDefaults:
-    """What a packaging means by a missing switch; None: the switch is required where it matters."""
+    """A packaging's defaults of missing switches; None: the switch is required where it matters."""
 
     markov_head_type: str | None = None
     confidence_head_with_markov: bool = True
@@ -42,7 +42,7 @@ class Heads:
 
 
 def stored_name(weights: WeightFiles, name: str) -> str:
-    """Where the tensor of a parameter is stored: under its own name, or as other trainers call it."""
+    """The name under which a parameter is stored: its own, or the one that another trainer uses."""
     others = [OLDER_PREFIX + name]
     others += [short + name.removeprefix(long) for long, short in BARE.items() if name.startswith(long)]
     return next((each for each in (name, *others) if each in weights), name)
@@ -106,7 +106,7 @@ def _confidence(
     enabled = switches.flag("enable_confidence_head", MODEL_OPTIMIZER_SWITCH)
     alpha = switches.number("confidence_head_alpha")
     if enabled is None and alpha is not None:
-        enabled = alpha > 0.0  # the weight of its loss in training: above 0 it exists
+        enabled = alpha > 0.0  # the weight of its loss in training: above 0, the head exists
     if enabled is None and shape is not None:
         raise CheckpointError(
             f"{path}: enable_confidence_head is missing, but {weights.where()} holds {name}"
@@ -116,7 +116,7 @@ def _confidence(
     said = switches.flag("confidence_head_with_markov")
     default = defaults.confidence_head_with_markov
     if switches.flag(MODEL_OPTIMIZER_SWITCH) is not None:
-        default = True  # its head has no other form
+        default = True  # Model-Optimizer's head has no other form
     wanted = default if said is None else said
     width = hidden_size + (rank if wanted else 0)
     if shape is None:
@@ -137,5 +137,5 @@ def _confidence(
             "confidence_head_with_markov is true without a Markov head: the weight reads no such feature"
         )
     if stored_name(weights, CONFIDENCE_BIAS) not in weights:
-        notes.append("the confidence head has no bias: zero, as its format means")
+        notes.append("the confidence head has no bias: zero by the format's default")
     return True, wanted and rank > 0

@@ -31,7 +31,7 @@ DEFAULTS = HeadDefaults(markov_head_type="vanilla", confidence_head_with_markov=
 
 
 def recognise(config: ConfigFile, weights: WeightFiles) -> bool:
-    """Named so, or without a name: `dflash_config` that speaks of DSpark's heads or projector."""
+    """By name, or without a name by a `dflash_config` that mentions DSpark's heads or projector."""
     if is_speculators(config) or is_plain_dflash(config, Switches(config)):
         return False
     has_block = config.raw("dflash_config") is not None

@@ -1,7 +1,7 @@
-"""Switches under which a draft computes something that is not built here.
+"""Switches that make a draft compute something that is not implemented here.
 
-Such a draft would load, and draft what is hardly ever accepted: the text stays right and nothing says why
-decoding is slow. So each of them must be absent or have the value that changes nothing.
+Such a draft would load, but its tokens would hardly ever be accepted: the text would still be right, and
+nothing would say why decoding is slow. So each switch must be absent or have the value that changes nothing.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ NEUTRAL: dict[str, tuple[bool | float | str, str]] = {
     "use_aux_hidden_state": (True, "a context from anything but tapped layers"),
     "fc_layernorm": (False, "a norm of every tap"),
 }
-"""The neutral value of each switch, and what another one means."""
+"""The neutral value of each switch, and what any other value means."""
 
 
 def refuse_other_arithmetic(parts: Iterable[ConfigFile]) -> None:
     """
     Args:
-        parts: the config, and the part of it about the layers where that is another one.
+        parts: the config, and its part about the layers where that is separate.
 
     Raises:
         CheckpointError: a switch with another value than its neutral one.

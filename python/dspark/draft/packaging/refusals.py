@@ -56,6 +56,6 @@ def refuse_unsupported(config: ConfigFile, weights: WeightFiles) -> None:
     refuse_other_arithmetic(parts)
     if (weights.directory / MASK_EMBEDDING).exists():
         raise CheckpointError(
-            f"{weights.directory / MASK_EMBEDDING}: an embedding of masks apart from the vocabulary is not "
-            "supported; expected that of mask_token_id in the vocabulary's table"
+            f"{weights.directory / MASK_EMBEDDING}: a mask embedding outside of the vocabulary is not "
+            "supported; expected the row of mask_token_id in the embedding table"
         )

@@ -1,8 +1,8 @@
 """The speculators packaging: layers described in `transformer_layer_config`, taps counted from the
 embeddings, and often a reduced draft vocabulary.
 
-`DSparkSpeculator` and speculators' own DFlash have one form: `aux_hidden_state_layer_ids` is tap + 1 (0 being
-the embeddings), heads are named at top level, and `sample_from_anchor` says whether slot 0 predicts.
+`DSparkSpeculator` and speculators' own DFlash have the same form: `aux_hidden_state_layer_ids` is tap + 1 (0
+being the embeddings), heads are named at top level, and `sample_from_anchor` says whether slot 0 predicts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ARCHITECTURES = {
 
 
 def is_speculators(config: ConfigFile) -> bool:
-    """Whether any of the keys is there that only this packaging has."""
+    """Whether the config has any of the keys that only this packaging has."""
     return any(config.raw(key) is not None for key in KEYS)
 
 
@@ -73,7 +73,7 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
 
 
 def _kind(config: ConfigFile) -> str:
-    """ "dspark" or "dflash", by `speculators_model_type` and by `architectures`, which must agree."""
+    """The kind, "dspark" or "dflash", by `speculators_model_type` and `architectures`, which must agree."""
     places = [("speculators_model_type", config.raw("speculators_model_type"))]
     places += [("architectures", ARCHITECTURES.get(name, name)) for name in config.architectures()]
     kind: str | None = config.agreed(
@@ -90,8 +90,8 @@ def _kind(config: ConfigFile) -> str:
 
 
 def _drops_anchor_slot(config: ConfigFile, switches: Switches, kind: str, notes: list[str]) -> bool:
-    """The key is younger than the format. Before it, slot 0 predicted nothing in DSpark drafts either
-    (speculators, pull request 760); how many tokens are proposed tells them apart."""
+    """`sample_from_anchor` is newer than the format. Before it, slot 0 predicted nothing in DSpark drafts
+    either (speculators, pull request 760); the number of proposed tokens tells such drafts apart."""
     said = says_anchor_predicts(switches)
     if said is not None:
         return not said
@@ -104,14 +104,14 @@ def _drops_anchor_slot(config: ConfigFile, switches: Switches, kind: str, notes:
         )
         return drop
     drop = kind == "dflash"
-    notes.append(f"sample_from_anchor is missing: {str(not drop).lower()}, as {kind} means it")
+    notes.append(f"sample_from_anchor is missing: {str(not drop).lower()}, the default of {kind}")
     if not drop:
         notes.append(UNSAID)
     return drop
 
 
 def _speculative_tokens(config: ConfigFile) -> int | None:
-    """Of the first way to propose, as speculators' own loader and vLLM read it."""
+    """`speculative_tokens` of the first proposal method, which speculators' own loader and vLLM read, too."""
     methods = (config.object("speculators_config") or {}).get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else None
     tokens = first.get("speculative_tokens") if isinstance(first, dict) else None

@@ -14,7 +14,7 @@ HEAD_SWITCHES = ("markov_rank", "markov_head_type", "enable_confidence_head")
 class Switches:
     """Reads a key from top level, `dflash_config`, `dspark_config` and as `dspark_<key>` of any of them.
 
-    One value in several places is fine, two values are refused with both places named.
+    The same value in several places is fine; two different values are refused with both places named.
     """
 
     def __init__(self, config: ConfigFile) -> None:
@@ -37,7 +37,7 @@ class Switches:
         return self.config.agreed(self.places(key), lambda value: value)
 
     def names_a_head(self) -> bool:
-        """Whether anything is said about DSpark's heads."""
+        """Whether any switch of DSpark's heads is given."""
         return any(self.raw(key) is not None for key in HEAD_SWITCHES)
 
     def positive(self, key: str) -> int | None:

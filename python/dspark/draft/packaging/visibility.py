@@ -1,4 +1,4 @@
-"""What the rows of a block see in each layer, from all the keys that trainers spell it with."""
+"""What the rows of a block see in each layer, read from all the keys that trainers use for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_CAUSAL = "anchored, bidirectional"
 
 @dataclass(frozen=True)
 class Visibility:
-    """The fields of `DraftConfig` about it."""
+    """The fields of `DraftConfig` about visibility."""
 
     windows: tuple[int | None, ...]
     causal: bool
@@ -29,8 +29,8 @@ def read_visibility(config: ConfigFile, body: ConfigFile, layers: int, window_ru
         window_rule: what a sliding layer of this packaging sees, or None if it sees everything.
 
     Raises:
-        CheckpointError: a value of the wrong kind, two values for one thing, or rows that see what no rule
-            of this packaging says.
+        CheckpointError: a value of the wrong kind, two values for one thing, or a visibility that no rule of
+            this packaging allows.
     """
     windows = body.layer_windows(layers)
     _check_windows(config, windows, window_rule)
@@ -42,12 +42,12 @@ def read_visibility(config: ConfigFile, body: ConfigFile, layers: int, window_ru
 
 
 def _check_windows(config: ConfigFile, windows: tuple[int | None, ...], window_rule: str | None) -> None:
-    """`use_swa` may repeat what `layer_types` says."""
+    """`use_swa` may only repeat what `layer_types` says, and the window must have a single width."""
     switches, window = Switches(config), next(filter(None, windows), None)
     if switches.flag("use_swa") and (window_rule is None or window is None):
         raise CheckpointError(
             f"{config.path}: use_swa is true, expected false or sliding_attention in layer_types; windows "
-            "on layers that are not called so are not supported"
+            "on layers that layer_types does not call sliding are not supported"
         )
     for key in ("swa_window_size", "sliding_window") if window is not None else ():
         size = switches.count(key)
@@ -59,8 +59,8 @@ def _check_windows(config: ConfigFile, windows: tuple[int | None, ...], window_r
 
 
 def _causal(config: ConfigFile, body: ConfigFile, slides: bool, window_rule: str | None) -> bool:
-    """Whether no row of a block sees a later one in any layer. Unsaid, that is so in sliding layers alone,
-    as their rule has it."""
+    """Whether no row of a block sees a later one in any layer. If no key says so, this is left to the window
+    rule of the sliding layers."""
     said = [Switches(part).flag("is_causal", "causal") for part in (config, body)]
     if True in said and False in said:
         raise CheckpointError(

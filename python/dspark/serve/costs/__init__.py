@@ -1,4 +1,4 @@
-"""What a pair's passes cost on this machine: measured on the real models, kept on disk, given to the plan."""
+"""What a pair's passes cost on this machine: timed on the real models, kept on disk, used by the planner."""
 
 from dspark.serve.costs.device import device_name
 from dspark.serve.costs.measure import AT_START, THOROUGH, Effort, measure

@@ -20,7 +20,7 @@ from dspark.serve.costs.record import Costs
 from dspark.serve.models import Models
 
 FORMAT = 4
-"""Counts up when the files or the way of measuring change."""
+"""Increased whenever the files or the way of measuring change."""
 
 _log = logging.getLogger("dspark")
 
@@ -28,7 +28,7 @@ Key = dict[str, Any]
 
 
 def cost_key(models: Models, block_size: int, candidates: int | None) -> Key:
-    """Everything that a cost depends on. Models count by what their passes run, not by where they lie."""
+    """Everything that costs depend on. Models are identified by what their passes run, not by their paths."""
     target, draft = models.paths
     return {
         "format": FORMAT,
@@ -49,8 +49,8 @@ def cost_key(models: Models, block_size: int, candidates: int | None) -> Key:
 
 
 def _kernels(models: Models) -> dict[str, str]:
-    """What kernels do in these models' rounds, and what they are compiled for. Who does without them is left
-    out with its reason: a round takes as long for every reason."""
+    """What kernels do in these models' rounds, and what they are compiled for. Roles without kernels are left
+    out with their reasons: a round takes equally long for every reason."""
     used = {role: how for role, how in models.roles.items() if how.startswith("kernel")}
     if used and (kernels := models.kernels.kernels) is not None:
         used["compiled for"] = f"{kernels.architecture} by NVRTC {kernels.nvrtc}"
@@ -66,7 +66,7 @@ def cost_file(key: Key) -> Path:
 def load(key: Key) -> Costs | None:
     """Kept costs, if there are any.
 
-    A file that cannot be read is worth a warning on the logger `dspark`, and nothing else.
+    A file that cannot be used only causes a warning on the logger `dspark`.
     """
     try:
         path = cost_file(key)
@@ -79,8 +79,8 @@ def load(key: Key) -> Costs | None:
         return Costs.from_json(kept["costs"])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except Exception as error:  # a damaged file can fail in many ways, and each has the same cure
-        _log.warning("the cost table in %s cannot be used and is measured again: %s", path, error)
+    except Exception as error:  # a damaged file can fail in many ways, all with the same remedy
+        _log.warning("the cost table in %s cannot be used, so costs are measured again: %s", path, error)
         return None
 
 

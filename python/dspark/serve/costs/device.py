@@ -1,4 +1,4 @@
-"""The name of what computes."""
+"""The name of the CPU or GPU that computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES = ("model name", "cpu model", "uarch", "cpu")
 """Keys of /proc/cpuinfo that name a model: x86, MIPS, RISC-V, POWER."""
 
 _CORES = ("CPU implementer", "CPU part")
-"""What Arm has in their place: numbers, for each core."""
+"""What Arm has instead: numbers, listed for each core."""
 
 
 def device_name(device: torch.device) -> str:
@@ -29,11 +29,11 @@ def _cpu() -> str:
 
 
 def named_in(cpuinfo: str) -> str:
-    """The CPU's name by the text of /proc/cpuinfo; empty if nothing there names it."""
+    """The CPU's name according to the text of /proc/cpuinfo; empty if nothing there names it."""
     parted = (line.partition(":") for line in cpuinfo.splitlines())
     pairs = [(key.strip(), value.strip()) for key, _, value in parted]
     named = [value for name in _NAMES for key, value in pairs if key == name]
-    # Cores of two kinds have two numbers.
+    # Cores of different kinds have different numbers.
     parts = dict.fromkeys(f"{key} {value}" for key, value in pairs if key in _CORES)
     return named[0] if named else ", ".join(parts)
 

@@ -17,20 +17,20 @@ from dspark.serve.models import Models
 from dspark.serve.runner import Runner
 
 RULE = "rejection"
-"""Of the chain that is timed; what another one costs the rounds will tell."""
+"""The rule of the chain that is timed; under another rule, live rounds correct the cost."""
 
 SPREAD = 7919
-"""Made-up token ids are multiples of this prime: no row of the embeddings is read twice in a row."""
+"""Made-up token ids are multiples of this prime, so that successive tokens read different embeddings."""
 
 LEAST = (1, 8, 32)
-"""Tokens of one request that are timed however slow the target is, the batch's widest pass permitting: with
-less a slope is not known, and every width would seem to cost the same."""
+"""Widths, in tokens of one request, that are timed however slow the target is, up to the batch's widest pass:
+from fewer the slope is not known, and every width would seem to cost the same."""
 
 FED = 2
-"""Tokens that a round with a draft hands on, about."""
+"""Tokens that a round with a draft adds to the draft's context, roughly."""
 
 NARROW = 4
-"""Tokens of each of several requests at most: what a request adds shows best where tokens add little."""
+"""The most tokens per request when several are timed: what a request adds shows best if tokens add little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class Effort:
     """How thorough a measurement is."""
 
     seconds: float
-    """No point but the least is begun that would, by the one before it, end later than this."""
+    """Points other than `LEAST` are skipped if, by the point before, they would end later than this."""
     context: int
-    """Positions behind each request."""
+    """Positions in each request's caches."""
     requests: int
-    """Requests at once, at most: a further request's own cost is a straight line."""
+    """The most requests at once: each further request adds the same cost."""
     repeats: int
-    """Timed runs of a point, at most; each runs once before."""
+    """The most timed runs of a point; one run to warm up comes before them."""
     share: float
-    """Seconds for one point's timed runs, as far as one run is shorter."""
+    """Seconds for one point's timed runs; a longer run is timed once."""
 
 
 AT_START = Effort(seconds=1.0, context=64, requests=4, repeats=3, share=0.05)
@@ -56,11 +56,11 @@ THOROUGH = Effort(seconds=60.0, context=128, requests=8, repeats=9, share=1.0)
 def measure(
     models: Models, *, block_size: int, max_batch_size: int, candidates: int | None, effort: Effort
 ) -> Costs:
-    """Measures a pair that has a draft; on the engine's thread, before it serves.
+    """Measures a pair that has a draft, on the engine's thread before the engine serves.
 
     Made-up requests are prefilled, verified, drafted for and released like real ones. Wide passes come
-    last, so that a slow model runs out of time where a straight line is the best guess anyway. What takes
-    longer than the whole effort is run once.
+    last, so that a slow model runs out of time where a straight line is the best guess anyway. A run that
+    takes longer than the whole effort is not repeated.
     """
     with torch.inference_mode():
         return _Bench(models, block_size, max_batch_size, candidates, effort).run()
@@ -77,7 +77,7 @@ class _Bench:
         self.runner: Runner = models.runner()
         self.batch = max_batch_size
         self.gamma = models.gamma
-        # A block and what is fed must fit behind the context, also in a window of a few dozen positions.
+        # A block and the fed tokens must fit behind the context, even in a window of a few dozen positions.
         self.context = max(1, min(effort.context, models.window // 2))
         self.widest = max_batch_size * (1 + block_size)
         self.ids: list[int] = []
@@ -91,7 +91,7 @@ class _Bench:
             draft = [(1, self._drafting(1))]
             token_seconds = self._chain()
             few = min(self.effort.requests, self.batch)
-            # A recurrent target cannot be forked where it went on, and reads the prompts again.
+            # A recurrent target cannot be forked at a point that it has passed: it reads the prompts again.
             prompts = (few - 1) * self.context if self.runner.forks_at_parts else 0
             if few > 1 and self._has_time(prompts * passes[-1][2] / passes[-1][0]):
                 self._admit(few)
@@ -110,7 +110,7 @@ class _Bench:
         )
 
     def _warm_up(self) -> None:
-        """The first passes of a process on a GPU load its kernels: no part of the time that there is."""
+        """Loads a GPU's kernels by the first passes of the process, which do not count as measuring time."""
         if self.models.target.device.type == "cuda":
             self._verify(1, 1)
             self._draft(1)
@@ -118,7 +118,7 @@ class _Bench:
             self.started = time.perf_counter()
 
     def _admit(self, count: int) -> None:
-        """Requests behind one made-up prompt, until there are `count`: copies of the first if possible."""
+        """Adds requests with one made-up prompt until there are `count`: copies of the first if possible."""
         for request in range(len(self.ids) + 1, count + 1):
             taken = self.runner.fork(request, 1, self.context, True) if self.ids else 0
             self.ids.append(request)
@@ -130,14 +130,14 @@ class _Bench:
         return [i * SPREAD % vocabulary for i in range(count)]
 
     def _passes(self, requests: int, widest: int, reserve: float) -> Iterator[tuple[int, int, float]]:
-        """Seconds of the target over 1, 2, 4, .. tokens of each request, `widest` tokens at last.
+        """Times the target over 1, 2, 4, .. tokens of each request, up to `widest` tokens in all.
 
-        `reserve` is the share of the whole time to leave to others.
+        `reserve` is the share of the whole time to leave for other measurements.
         """
         room = self.models.window - self.context
         tokens, latest = requests, 0.0
         while tokens <= widest and tokens // requests <= room:
-            # From its predecessor: twice as wide takes at most twice as long, once to warm up and once timed.
+            # At most: twice as wide takes twice as long as the point before, and runs twice (one warm-up).
             is_due = not latest or self._has_time(4 * latest + reserve * self.effort.seconds)
             if is_due or (requests == 1 and tokens in LEAST):
                 latest = self._time(lambda each=tokens // requests: self._verify(requests, each))  # type: ignore[misc]
@@ -154,8 +154,8 @@ class _Bench:
     def _chain(self) -> float:
         """Seconds per drafted token of the Markov chain, at the target's usual sampling.
 
-        Drawn where the rounds draw it: by kernels on the models' device, or here by the core, which copies
-        rows that lie elsewhere.
+        Drawn where rounds draw it: by kernels on the models' device, or by the core, for which rows that are
+        elsewhere are copied to the host.
         """
         base, hidden = self._draft(1)
         params = SamplingParams().with_defaults(self.models.generation_config)
@@ -180,13 +180,13 @@ class _Bench:
         return self._time(by_core) / self.gamma
 
     def _drafting(self, requests: int) -> float:
-        """Seconds of a draft pass and of handing on what its round keeps."""
+        """Seconds of a draft pass and of feeding the tokens that its round keeps."""
         draft = self._time(lambda: self._draft(requests))
         room = self.models.window - self.context - max(self.gamma, NARROW)
         times: list[float] = []
         while self.fed + FED <= room and self._goes_on(times):
             self.fed += FED
-            self._draft(requests)  # whoever drafted is fed at once
+            self._draft(requests)  # requests that drafted are fed at once
             self._verify(requests, FED)
             self._wait()
             start = time.perf_counter()
@@ -206,13 +206,13 @@ class _Bench:
         return min(times)
 
     def _goes_on(self, times: list[float]) -> bool:
-        """Whether to run once more: the first run warms up, if it is not too long for a second."""
+        """Whether to run once more: the first run warms up, unless it is too long for another to follow."""
         effort = self.effort
         is_long = bool(times) and times[0] > effort.seconds
         return not is_long and len(times) <= effort.repeats and sum(times[1:]) <= effort.share
 
     def _wait(self) -> None:
-        """A GPU's passes return before they are through."""
+        """Waits for a GPU, whose passes return before they have finished."""
         if self.models.target.device.type == "cuda":
             torch.cuda.synchronize(self.models.target.device)
 

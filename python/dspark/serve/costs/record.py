@@ -1,4 +1,4 @@
-"""What a measurement found, as numbers, as JSON and as the table that the plan reads."""
+"""What a measurement found, as numbers, as JSON and as the table that the planner reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dspark import _core
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of the parts of a round, each the shortest of a few: what else runs only ever adds."""
+    """Seconds of the parts of a round, each the shortest of a few runs: other load can only add time."""
 
     passes: tuple[tuple[int, int, float], ...]
     """Of the target: (tokens over all requests, requests, seconds)."""
@@ -21,16 +21,16 @@ class Costs:
     token_seconds: float
     """Of the Markov chain, per drafted token."""
     widest: int
-    """Tokens of the widest pass that was asked for; a measurement that ran out of time has less."""
+    """Tokens of the widest pass that was asked for; a measurement that ran out of time stops before it."""
     context: int
-    """Positions behind each request meanwhile."""
+    """Positions in each request's caches."""
     repeats: int
-    """Timed runs of a point at most."""
+    """The most timed runs of a point."""
     seconds: float
-    """What measuring took."""
+    """How long measuring took."""
 
     def table(self) -> _core.CostTable:
-        """The table: a rising curve of tokens, what each further request adds, and what drafting costs."""
+        """The table: a curve rising with tokens, what each further request adds, and what drafting costs."""
         return _core.CostTable.fit(
             self.passes,
             draft=self.draft,

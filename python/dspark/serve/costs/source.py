@@ -26,7 +26,7 @@ class CostSource:
 
 
 def obtain(models: Models, options: Options) -> CostSource | None:
-    """The table for these options; `None` where nothing is planned by costs. For the engine's own thread."""
+    """The table for these options; `None` if nothing is planned by costs. Call it on the engine's thread."""
     if options.policy != "throughput" or models.draft is None:
         return None
     if options.cost_table is not None:
@@ -39,13 +39,13 @@ def obtain(models: Models, options: Options) -> CostSource | None:
     source = f"measured at start in {costs.seconds:.2g} s"
     if found is None or found.repeats <= costs.repeats:
         store(key, costs)
-    else:  # wider, but hurried: it does not replace what was measured with care
-        source += f": {cost_file(key)} is for fewer requests at once, and dspark profile would replace it"
+    else:  # wider, but hurried: it does not replace a careful measurement
+        source += f": {cost_file(key)} is for fewer requests at once; dspark profile can replace it"
     return CostSource(costs.table(), source)
 
 
 def kept(models: Models, options: Options) -> tuple[Costs | None, Path]:
-    """The costs that are kept and wide enough for these options, if any, and the file of them."""
+    """The stored costs, if there are any and they are wide enough for these options, and their file."""
     key = _key(models, options)
     found = load(key)
     is_enough = found is not None and found.widest >= _widest(models, options)
@@ -53,7 +53,7 @@ def kept(models: Models, options: Options) -> tuple[Costs | None, Path]:
 
 
 def remeasure(models: Models, options: Options, effort: Effort) -> tuple[Costs, Path | None]:
-    """Measures whatever is kept, and keeps the outcome: the costs and their file, if it could be written."""
+    """Measures even if costs are stored, and stores the new ones: these and their file, if it was written."""
     costs = _measured(models, options, effort)
     return costs, store(_key(models, options), costs)
 

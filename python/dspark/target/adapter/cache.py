@@ -12,14 +12,14 @@ class AdaptedCache:
     """A cache of transformers in which every layer keeps every position, and how much of it is committed.
 
     A pass appends its rows; `advance` cuts what is not kept. Layers with a sliding window keep all positions
-    too (their mask applies the window), since a ring could not give back what rejected tokens overwrote.
+    too (their mask applies the window), since a ring buffer could not restore what rejected tokens overwrote.
     """
 
     __slots__ = ("forks", "length", "pending", "position_bytes", "states")
 
     def __init__(self, states: Any, *, forks: bool = True, position_bytes: int = 0) -> None:
-        """`forks`: whether copies of `states` were found to be exact. `position_bytes`: what one position was
-        found to take; 0 before that is known."""
+        """`forks`: whether copies of `states` were found to be exact. `position_bytes`: the bytes that one
+        position was found to take; 0 before that is known."""
         self.states = states
         self.forks = forks
         self.position_bytes = position_bytes
@@ -28,17 +28,17 @@ class AdaptedCache:
 
     @property
     def state_bytes(self) -> int:
-        """None: every layer keeps positions."""
+        """Zero: every layer keeps positions."""
         return 0
 
     def reserve(self, positions: int) -> None:
-        """Nothing to do: transformers takes memory for the rows that it appends, and for no others."""
+        """Does nothing: transformers allocates memory for the rows that it appends, and for no others."""
 
     def mark(self) -> None:
-        """Nothing to remember: it can be forked at any length."""
+        """Does nothing: the cache can be forked at any length."""
 
     def fork(self, length: int, room: int = 0) -> Self | None:
-        """See `TargetCache.fork`; None too where copies are not exact."""
+        """See `TargetCache.fork`; also None where copies are not exact."""
         rows = min(length, self.length)
         if rows <= 0 or not self.forks:
             return None
@@ -48,13 +48,13 @@ class AdaptedCache:
         return forked
 
     def begin(self) -> None:
-        """Before a pass: forgets rows that were never committed, those of a pass that failed half-way too."""
+        """Prepares a pass: forgets uncommitted rows, including those of a pass that failed half-way."""
         if self.pending:
             self._cut()
-        self.pending = -1  # until the pass is through nobody knows how many rows there are
+        self.pending = -1  # until the pass is through, the number of rows is unknown
 
     def wrote(self, count: int) -> None:
-        """After a pass of `count` rows; raises `ConfigError` unless every layer holds exactly these."""
+        """Records a pass of `count` rows; raises `ConfigError` unless every layer gained exactly these."""
         self.pending = count
         self._verify(self.length + count)
 

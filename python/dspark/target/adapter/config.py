@@ -14,7 +14,7 @@ LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_le
 
 CHANGING_ROPES = ("dynamic", "longrope", "su")
 """Rotary scalings whose frequencies change once a text is longer than the original context. Keys that were
-cached before keep the old ones, so that behind this length a text depends on how it was cut into passes."""
+cached before keep the old ones, so beyond this length a text depends on how it was cut into passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class AdaptedConfig:
     tie_word_embeddings: bool
     """Whether the output head is the embedding matrix and nothing else: no bias, no capping, no factor."""
     limit: str | None = None
-    """Why the window is shorter than the checkpoint's, where it is."""
+    """Why the window is shorter than the checkpoint's, if it is."""
     intermediate_size: int | None = None
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None
     head_dim: int | None = None
-    """These four, where the config names them, are the sizes of a draft's layers."""
+    """These four, as far as the config names them, are the sizes for a draft's layers."""
     rope: RopeConfig = field(default_factory=RopeConfig)
     """A plain rotation with the config's base, for a draft's layers."""
 
@@ -89,7 +89,7 @@ def _theta(text: Any) -> float:
 
 
 def window(text: Any, architecture: str) -> tuple[int, str | None]:
-    """Positions that can be served, and why they are fewer than the config's, where they are.
+    """How many positions can be served, and why they are fewer than the config's, if they are.
 
     Args:
         text: the text part of a transformers config.
@@ -109,7 +109,7 @@ def window(text: Any, architecture: str) -> tuple[int, str | None]:
         )
         if kind in CHANGING_ROPES and isinstance(original, int) and original < length:
             return original, (
-                f"window {original} instead of {length}: behind it {kind} rotary scaling would change the "
+                f"window {original} instead of {length}: beyond it, {kind} rotary scaling would change the "
                 "frequencies of keys that are cached already"
             )
     return length, None

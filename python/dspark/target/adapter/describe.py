@@ -1,4 +1,4 @@
-"""What `inspect` tells about a target that runs through transformers."""
+"""What `inspect` reports about a target that runs through transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = {
     "key_value_heads": "num_key_value_heads",
     "head_dim": "head_dim",
 }
-"""Our name of a size and that in a transformers config; null where an architecture has none."""
+"""Each size's name here and in a transformers config; null is reported where an architecture has none."""
 
 
 def _read(config: ConfigFile) -> Any:

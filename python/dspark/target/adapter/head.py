@@ -14,11 +14,11 @@ Finish = Callable[[Tensor], Tensor]
 
 
 class LentHead:
-    """Normed hidden states to logits, the way the model itself does it.
+    """Maps normed hidden states to logits the way the model itself does.
 
-    What a model does to the product of hidden states and head differs (soft-capping, a factor), and
-    transformers has no name for it. So each way that the config speaks of is compared with the model's own
-    logits when it is loaded; if none gives them, the head is not lent.
+    Models treat the product of hidden states and head in different ways (soft-capping, a factor), and
+    transformers has no name for them. So each way that the config mentions is compared with the model's own
+    logits when the model is loaded; if none reproduces them, the head is not lent.
     """
 
     def __init__(self, head: nn.Module | None, finish: Finish | None, refusal: str | None) -> None:
@@ -56,7 +56,7 @@ class LentHead:
         return cls(head, best[1], None)
 
     def is_matrix(self, weight: Tensor) -> bool:
-        """Whether it is `hidden @ weight.T` and nothing else."""
+        """Whether the head computes `hidden @ weight.T` and nothing else."""
         return (
             self._head is not None
             and self._finish is None
@@ -75,7 +75,7 @@ def _through(product: Tensor, finish: Finish | None) -> Tensor:
 
 
 def _finishes(text: Any) -> Iterator[Finish | None]:
-    """Ways to finish, those that the config names first: of two that fit, the config's is right."""
+    """Ways to finish the product, the config's first: of two that fit, the one that it names is right."""
     cap, factor, divisor = (
         _number(text, name) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
     )

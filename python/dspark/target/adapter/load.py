@@ -82,7 +82,7 @@ def _load(transformers: Any, weights: WeightFiles, architecture: str, dtype: tor
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Without transformers' own progress bar and warnings: what matters is raised."""
+    """Silences transformers' own progress bar and warnings: what matters is raised."""
     logging = transformers.utils.logging
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -18,7 +18,7 @@ from dspark.target.adapter.head import LentHead
 from dspark.target.passes import check_pass
 
 CACHE_ARGUMENTS = ("cache", "past_key_values")
-"""How a forward calls its key/value cache: the new name, then the old one."""
+"""What a forward calls its argument for the key/value cache: the new name, then the old one."""
 
 
 class TransformersTarget(nn.Module):
@@ -53,7 +53,7 @@ class TransformersTarget(nn.Module):
 
     @property
     def runs_through(self) -> str:
-        """Whose code computes, and what that costs, in words."""
+        """Whose code computes the passes, and what that costs, in words."""
         told = f"transformers {self.version} ({self.config.architecture}), one forward per request"
         return told if self.config.limit is None else f"{told}; {self.config.limit}"
 
@@ -76,7 +76,7 @@ class TransformersTarget(nn.Module):
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings `[rows, hidden]` of token ids `[rows]`, as stored.
 
-        What a model does to them afterwards (a factor, learned positions) is not in them: some versions of
+        They exclude what a model does to them afterwards (a factor, learned positions): some versions of
         transformers do it inside the embedding module and some outside, and drafts are trained on the
         stored rows.
         """
@@ -106,7 +106,7 @@ class TransformersTarget(nn.Module):
         return refusals
 
     def use_kernels(self, choice: Choice) -> dict[str, str]:
-        """None: the passes are not ours."""
+        """Returns no roles: the passes are not ours."""
         return {}
 
     def new_cache(self) -> AdaptedCache:
@@ -143,7 +143,7 @@ class TransformersTarget(nn.Module):
         return rows[-1:] if logits == "last" else rows, tapped
 
     def run(self, ids: Tensor, cache: AdaptedCache, *, hidden_states: bool, last: bool) -> Any:
-        """The model's own output for `ids` `[rows]` behind a cache."""
+        """The model's own output for the tokens `ids` `[rows]` after those in a cache."""
         options: dict[str, Any] = {"use_cache": True, "return_dict": True}
         if self._cache_name is None:
             raise ConfigError(

@@ -1,8 +1,8 @@
-"""What is found out about an adapted target by running it once, before anything is served.
+"""Checks of an adapted target that run the model, before anything is served.
 
-Architectures differ in ways that no config tells: where they keep their state, whether rows of one pass see
-each other's future, what hidden states they report. A wrong guess would change the text silently, so each
-is checked on the model itself, with a few short passes.
+Architectures differ in ways that no config tells: where they keep their state, whether rows of a pass see
+later rows, what hidden states they report. A wrong guess would change the text silently, so each of these is
+checked on the model itself, with a few short passes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ RECURRENT_LAYERS = ("linear_attention", "mamba", "mamba2", "conv", "hybrid", "re
 """Entries of `layer_types` or `layers_block_type` whose state is not one row per position."""
 
 ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Mean difference of logits between a pass in one piece and in two, as a share of their mean size. Many
-models of transformers compute softmax and norms in float32 whatever their dtype."""
+"""Accepted mean difference of logits between one pass over a text and two, as a share of their mean size.
+Many models of transformers compute softmax and norms in float32 whatever their dtype."""
 
 _RUN_ERRORS = (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
-"""What a forward raises that was given a cache or a dtype that it was not written for."""
+"""What a forward may raise if it gets a cache or a dtype that it was not written for."""
 
 SHORT_ROUNDING = 0.25
-"""The same in 16 bits, where a router of experts may even choose others: only a gross fault is seen."""
+"""`ROUNDING` of 16-bit models, where a router may even choose other experts: only gross faults are found."""
 
 
 def refuse_recurrent(model: Any, text: Any) -> None:
-    """Raises `ConfigError` for a model that says itself that its state is recurrent."""
+    """Raises `ConfigError` for a model that itself says that its state is recurrent."""
     name = type(model).__name__
     kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
     found = sorted({str(kind) for kind in kinds} & set(RECURRENT_LAYERS))
@@ -77,7 +77,7 @@ def probe(target: TransformersTarget, text: Any) -> None:
 
 
 def _cannot_run(target: TransformersTarget, ids: Tensor, error: Exception) -> ConfigError:
-    """The model's own fault, or that of the cache: told apart by a pass without a cache."""
+    """The error for a model that did not run; a pass without a cache tells whether the cache is to blame."""
     why = "it does not run on a cache that keeps every position, so rejected tokens could not be rolled back"
     try:
         target.model(input_ids=ids[None], use_cache=False)
@@ -94,8 +94,8 @@ def _check_cache(name: str, cache: AdaptedCache, length: int) -> None:
 
 
 def _check_hidden_states(target: TransformersTarget, output: Any) -> None:
-    """One entry for the embeddings and for each layer, `[1, rows, hidden]`: what taps count on. The last is
-    never tapped, and has another width in a few models."""
+    """Checks what taps rely on: one entry for the embeddings and one for each layer, `[1, rows, hidden]`. The
+    last is never tapped, and has another width in a few models."""
     config = target.config
     shapes = [tuple(entry.shape) for entry in getattr(output, "hidden_states", None) or ()]
     expected = (1, output.logits.shape[1], config.hidden_size)
@@ -126,7 +126,7 @@ def _check_rollback(target: TransformersTarget, whole: Tensor, *tokens: Tensor) 
     rolled.advance(0)
     expected, _ = target(c, [(clean, 1)])
     found, _ = target(c, [(rolled, 1)])
-    # The same shapes in both: nothing but the rejected tokens could make a difference.
+    # The shapes are the same in both, so only the rejected tokens could make a difference.
     size = float(expected.abs().max())
     if float((found - expected).abs().max()) > 4 * torch.finfo(expected.dtype).eps * size:
         raise ConfigError(
@@ -140,14 +140,14 @@ def _check_rollback(target: TransformersTarget, whole: Tensor, *tokens: Tensor) 
     apart = (torch.cat((pieces[:1], last)) - whole[2:]).abs().mean()
     if float(apart) > ROUNDING.get(whole.dtype, SHORT_ROUNDING) * float(whole.abs().mean()):
         raise ConfigError(
-            f"{target.config.architecture} cannot be a target: a text in two passes has other logits "
-            "than in one, so its rows do not depend on the tokens before them alone"
+            f"{target.config.architecture} cannot be a target: a text has other logits in two passes than "
+            "in one, so its rows depend on more than the tokens before them"
         )
 
 
 def _fork_fault(target: TransformersTarget, *tokens: Tensor) -> str | None:
-    """Why a copy of a cache cannot serve another request, or None if it can: copy and source go on with
-    other tokens each, and neither notices the other."""
+    """Why a copy of a cache cannot serve another request, or None if it can: copy and source continue with
+    different tokens, and neither may affect the other."""
     a, b, c, x = tokens
     name = target.config.architecture
     source, one, two = (target.new_cache() for _ in range(3))

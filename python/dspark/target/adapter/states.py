@@ -1,7 +1,7 @@
 """The length of a key/value cache of transformers, read and set without its `crop`.
 
-`crop` took an absolute length in 4.5x and takes a negative count of tokens in 5.x. So the tensors themselves
-are looked at and cut, and what cannot be cut is named.
+`crop` took an absolute length in 4.5x and takes a negative count of tokens in 5.x. So these functions inspect
+and cut the tensors themselves, and name what cannot be cut.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def held_bytes(states: Any) -> int:
 
 
 def _replace(states: Any, change: Callable[[Tensor], Tensor]) -> None:
-    """Puts `change(tensor)` in the place of the keys and the values of every layer."""
+    """Replaces the keys and the values of every layer by `change(tensor)`."""
     for layer in states.layers:
         for name in KEYS_AND_VALUES:
             if _is_filled(tensor := getattr(layer, name, None)):
@@ -58,7 +58,8 @@ def fault(states: Any, length: int) -> str | None:
 
 
 def foreign_state(states: Any) -> str | None:
-    """What a cache holds beside keys and values of every position, or None: it could not be cut by length."""
+    """Why a cache cannot be cut by length: it holds more, or less, than keys and values of every position.
+    None if it can."""
     for index, layer in enumerate(states.layers):
         if getattr(layer, "is_sliding", False):
             return f"keeps only a window of positions in layer {index}"

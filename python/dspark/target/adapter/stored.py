@@ -1,4 +1,4 @@
-"""What transformers would load without a word although it is not what the model needs."""
+"""Refusals of weights that transformers would load silently although the model needs others."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MOVED_BUFFERS = (r"(^|\.)position_ids$",)
 
 
 def require_every_weight(weights: WeightFiles, model: Any, info: Mapping[str, Any]) -> None:
-    """transformers would draw at random what is missing or does not fit.
+    """Refuses tensors that are missing or of another shape, which transformers would draw at random.
 
     Args:
-        info: what `from_pretrained` says about its loading.
+        info: what `from_pretrained` reports about its loading.
     """
     for entry in info["mismatched_keys"]:
         name = entry if isinstance(entry, str) else entry[0]  # some versions add both shapes
@@ -31,8 +31,8 @@ def require_every_weight(weights: WeightFiles, model: Any, info: Mapping[str, An
 
 
 def require_floats(weights: WeightFiles, model: Any, info: Mapping[str, Any]) -> None:
-    """transformers would convert quantised weights like any others, and leave their scales out. What the
-    model does not use, or computes itself, may be stored as anything."""
+    """Refuses quantised weights, which transformers would convert like any others, without their scales. What
+    the model does not use, or computes itself, may be stored in any dtype."""
     spared = [*info["unexpected_keys"], *(name for name, _ in model.named_buffers())]
     patterns = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), *MOVED_BUFFERS]
     for name, stored in sorted(weights.tensors.items()):
@@ -43,5 +43,5 @@ def require_floats(weights: WeightFiles, model: Any, info: Mapping[str, Any]) ->
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Names differ by what a wrapper puts before them."""
+    """Whether two names are the same but for what a wrapper puts before one of them."""
     return f".{one}".endswith(f".{other}") or f".{other}".endswith(f".{one}")

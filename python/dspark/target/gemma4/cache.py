@@ -12,8 +12,8 @@ from dspark.attention.cache import KVStore
 class SlidingStore(KVStore):
     """Keys and values of sliding layers. `length` counts the rows held, not the positions seen.
 
-    Rows are only ever forgotten in front of the committed window, before a pass, so whatever part of the
-    pass is kept afterwards finds everything that it sees.
+    Rows are forgotten only in front of the committed window and only before a pass, so whatever part of the
+    pass is kept, everything that its rows see is still there.
     """
 
     __slots__ = ("forgotten", "window")
@@ -33,11 +33,11 @@ class SlidingStore(KVStore):
         self.forgotten = 0
 
     def make_room(self, rows: int) -> None:
-        """Before a pass of `rows` rows: forgets what no later row sees, where that saves growing, and grows
-        for a pass that is wider than what is left.
+        """Prepares a pass of `rows` rows: forgets what no later row sees if that avoids growing, and grows if
+        the pass does not fit even so.
 
-        The next row sees itself and `window - 1` rows before it. They move only once as many rows lie in
-        front of them, so that a row is copied about once for each window that passes.
+        The next row sees itself and the `window - 1` rows before it. These are moved to the front only once
+        at least as many rows lie before them, so that a row is copied about once for each window that passes.
         """
         seen = self.window - 1
         if self.length + rows > self.capacity and self.length >= 2 * seen and self.length > seen:
@@ -48,15 +48,15 @@ class SlidingStore(KVStore):
             self._resize(self.length + rows)
 
     def fork(self, length: int, room: int = 0) -> Self | None:
-        """See `KVStore.fork`; None too where a row behind `length` positions would see forgotten ones."""
+        """See `KVStore.fork`; also None where a row after `length` positions would see forgotten ones."""
         rows = length - self.forgotten
         if self.forgotten and rows < self.window - 1:
             return None
         return super().fork(rows, room)
 
     def _rows_for(self, positions: int) -> int:
-        """Two windows and what is to come, up to a third window: then `make_room` finds enough to forget, but
-        for a pass wider than that."""
+        """Two windows, and what is still to come up to a third: then `make_room` always finds enough to
+        forget, except for a pass wider than that."""
         seen = self.window - 1
         to_come = positions - self.forgotten - self.length
         return min(to_come, max(seen, 1)) + min(self.length, 2 * seen)
@@ -73,25 +73,25 @@ class Gemma4Cache:
 
     @property
     def position_bytes(self) -> int:
-        """Those of full layers: sliding ones forget."""
+        """Bytes of the full layers: sliding ones forget positions."""
         full = (store for store in self.stores.values() if not isinstance(store, SlidingStore))
         return sum(store.position_bytes for store in full)
 
     @property
     def state_bytes(self) -> int:
-        """None. What sliding layers hold, three windows at most, is not counted."""
+        """Zero: what sliding layers hold, three windows at most, is not counted."""
         return 0
 
     def reserve(self, positions: int) -> None:
-        """Room for `positions` positions: all of them in full layers, a window's in sliding ones."""
+        """Makes room for `positions` positions: all in full layers, three windows at most in sliding ones."""
         for store in self.stores.values():
             store.reserve(positions)
 
     def mark(self) -> None:
-        """Nothing to remember: what can be forked at is what is held."""
+        """Does nothing: the cache can be forked at any length whose window is still held."""
 
     def fork(self, length: int, room: int = 0) -> Self | None:
-        """See `TargetCache.fork`; None too at a length whose window is no longer held."""
+        """See `TargetCache.fork`; also None at a length whose window is no longer held."""
         stores: dict[str, KVStore] = {}
         # Sliding layers first: only they may refuse.
         for kind, store in sorted(self.stores.items(), key=lambda item: type(item[1]) is KVStore):
@@ -104,7 +104,7 @@ class Gemma4Cache:
         return cache
 
     def make_room(self, rows: int) -> None:
-        """Before a pass of `rows` rows."""
+        """Prepares the sliding layers for a pass of `rows` rows."""
         for store in self.stores.values():
             if isinstance(store, SlidingStore):
                 store.make_room(rows)

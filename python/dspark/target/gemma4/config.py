@@ -21,7 +21,7 @@ ARCHITECTURES = {
 """Each architecture, and whether it wraps the text model (`text_config`, prefixed tensor names)."""
 
 PLACEHOLDERS = {"image_token_id": 258_880, "video_token_id": 258_884, "audio_token_id": 258_881}
-"""What a missing key means."""
+"""The token ids that apply where a key is missing."""
 
 PATTERN = 6
 """Without `layer_types` every sixth layer is full."""
@@ -29,7 +29,7 @@ PATTERN = 6
 
 @dataclass(frozen=True)
 class KindHeads:
-    """Heads of the layers of one kind. `shared_values`: no v_proj, values come from the keys' product."""
+    """Heads of the layers of one kind. `shared_values`: there is no v_proj, values come from k_proj."""
 
     head_dim: int
     num_key_value_heads: int
@@ -42,7 +42,7 @@ class Gemma4Config:
 
     architecture: str
     prefix: str
-    """What the names of the text model's tensors begin with, `model.` or `model.language_model.`."""
+    """Start of the names of the text model's tensors: `model.` or `model.language_model.`."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -58,7 +58,7 @@ class Gemma4Config:
     heads: Mapping[str, KindHeads]
     ropes: Mapping[str, RopeConfig]
     placeholders: Mapping[int, int]
-    """A wrapped model's tokens that stand for images, sound and video: each embeds as another token does."""
+    """A wrapped model's tokens for images, sound and video, each with the token whose embedding it gets."""
 
     @classmethod
     def from_directory(cls, path: Path, architecture: str) -> Gemma4Config:
@@ -105,9 +105,9 @@ class Gemma4Config:
 
 
 def refuse_variants(config: ConfigFile, per_layer_inputs: int = 0) -> None:
-    """Raises `CheckpointError` for what Gemma 4 models may have and this code does not.
+    """Raises `CheckpointError` for features of Gemma 4 models that are not implemented here.
 
-    `per_layer_inputs`: what a missing `hidden_size_per_layer_input` means.
+    `per_layer_inputs`: the default of `hidden_size_per_layer_input`.
     """
 
     def refuse(what: str) -> CheckpointError:
@@ -161,7 +161,7 @@ def read_heads_by_kind(config: ConfigFile, kinds: tuple[str, ...]) -> dict[str, 
 
 
 def read_softcap(config: ConfigFile) -> float | None:
-    """Logits become c tanh(logits / c); None: they stay."""
+    """The cap c in c tanh(logits / c), or None if logits are not capped."""
     if config.raw("final_logit_softcapping") is None:
         return None
     cap = config.number("final_logit_softcapping", 0.0)
@@ -234,7 +234,7 @@ def _text_config(file: ConfigFile) -> ConfigFile:
 
 
 def _placeholders(file: ConfigFile, config: ConfigFile) -> dict[int, int]:
-    """Each placeholder with the padding token, as which the wrapper embeds it where there is no image."""
+    """Maps each placeholder to the padding token: where there is no image, the wrapper embeds it as this."""
     padding = config.values.get("pad_token_id", 0)
     tokens = [file.values.get(key, default) for key, default in PLACEHOLDERS.items()]
     for name, value in (("pad_token_id", padding), *zip(PLACEHOLDERS, tokens, strict=True)):
@@ -247,5 +247,5 @@ def _placeholders(file: ConfigFile, config: ConfigFile) -> dict[int, int]:
 
 
 def _tied(file: ConfigFile, config: ConfigFile) -> bool:
-    """Tied unless one of the two places says otherwise; the wrapper's word counts before the text model's."""
+    """The wrapper's `tie_word_embeddings`, else the text model's, else true."""
     return file.flag("tie_word_embeddings", config.flag("tie_word_embeddings", True))

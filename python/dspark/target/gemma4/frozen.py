@@ -23,7 +23,7 @@ class KindPass(NamedTuple):
     rows: Tensor
     """Rows of their `RotaryTable`, `[2, rows, head_dim]`."""
     attend: Callable[[int, Tensor], Tensor]
-    """Their attention, by the layer's number among its kind."""
+    """Their attention, called with the layer's number among its kind."""
 
 
 class FrozenGemma4Layer:
@@ -47,7 +47,7 @@ class FrozenGemma4Layer:
     )
 
     def __init__(self, layer: Gemma4Layer, rotation: HeadRotation) -> None:
-        """The linears of `layer` lose their weights, so that these are in memory once."""
+        """Takes the weights out of the linears of `layer`, so that they are in memory only once."""
         shape, attention, mlp = layer.shape, layer.self_attn, layer.mlp
         self.norm_attention, self.qkv = normed_product(
             layer.input_layernorm, [attention.q_proj, *attention.stored()], release=True
@@ -69,7 +69,7 @@ class FrozenGemma4Layer:
     def __call__(self, x: Tensor, a: Tensor, b: Tensor, attend: Attend) -> Tensor:
         heads = self.qkv(self.norm_attention(x)).view(self.shape)
         queries_keys = heads[:, : self.rotated]
-        values = self.value_norm(heads[:, -self.kv_heads :])  # shared values: before the keys are rotated
+        values = self.value_norm(heads[:, -self.kv_heads :])  # shared values are the keys before rotation
         self.rotation.apply(queries_keys, a, b)
         attended = attend(torch.cat((queries_keys, values), dim=1))
         x = self.post_attention(self.output(attended)).add_(x)
@@ -106,8 +106,8 @@ class FrozenGemma4Stack:
         kinds: Sequence[str],
         ready: Callable[[int], None] = lambda index: None,
     ) -> None:
-        """`ready` is called with each layer's index before its linears are needed; its norms are needed
-        before."""
+        """`ready` is called with each layer's index before its linears are needed. All norms must be filled
+        beforehand."""
         self.kinds = tuple(kinds)
         self.rotations = {
             kind: head_rotation([layer for layer, its in zip(layers, kinds, strict=True) if its == kind])
@@ -121,7 +121,7 @@ class FrozenGemma4Stack:
     def __call__(
         self, x: Tensor, passes: dict[str, KindPass], outputs: dict[int, Tensor | None] | None = None
     ) -> Tensor:
-        """x `[rows, hidden]`. Layer outputs whose keys are in `outputs` are put there."""
+        """x `[rows, hidden]`. The outputs of layers whose indices are keys of `outputs` are stored there."""
         prepared = {
             kind: enumerate(self.rotations[kind].prepare(passes[kind].rows)) for kind in self.rotations
         }

@@ -31,7 +31,7 @@ class Gemma4LayerShape:
 class Gemma4Attention(nn.Module):
     """Grouped-query attention with norms on queries, keys and values, and scores that are not scaled.
 
-    Where values are shared they are what k_proj gives, before the keys' norm and rotation.
+    Shared values are what k_proj gives, before the keys' norm and rotation.
     """
 
     def __init__(self, shape: Gemma4LayerShape) -> None:
@@ -65,7 +65,7 @@ class Gemma4Attention(nn.Module):
         return self.o_proj(attend(heads))  # type: ignore[no-any-return]
 
     def stored(self) -> list[nn.Linear]:
-        """The products that keys and values are made of."""
+        """The linears that keys and values come from."""
         return [self.k_proj] if self.v_proj is None else [self.k_proj, self.v_proj]
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def scaled_embedding(table: Tensor, token_ids: Tensor) -> Tensor:
 
 @cache
 def embedding_scale(hidden_size: int, dtype: torch.dtype) -> float:
-    """sqrt(hidden) as a dtype has it: 62 for 3840 in bf16, and never more digits than f32 has."""
+    """sqrt(hidden) rounded to f32 and then to `dtype`: 62 for 3840 in bf16."""
     return float(torch.tensor(hidden_size**0.5, dtype=torch.float32).to(dtype))
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def read_gemma4(file: ConfigFile) -> Gemma4Config:
-    """The configuration under the architecture that the file names, or that its `model_type` means."""
+    """Reads the configuration of the architecture that the file names or its `model_type` implies."""
     return Gemma4Config.from_file(file, architecture_of(file, family_of(file)))
 
 
@@ -32,7 +32,7 @@ def load_gemma4(
     dtype: torch.dtype | str,
     progress: Progress | None,
 ) -> Gemma4TargetModel:
-    """See `load_target`. Of a wrapped model the text part is loaded."""
+    """See `load_target`. Of a wrapped model, only the text part is loaded."""
     import torch
 
     from dspark.checkpoint.load import load_parameters, on_meta, resolve_dtype
@@ -54,7 +54,7 @@ def load_gemma4(
 def describe_gemma4(file: ConfigFile, weights: WeightFiles) -> Description:
     """
     Raises:
-        CheckpointError: the target could not be loaded either.
+        CheckpointError: the target cannot be loaded.
     """
     config = read_gemma4(file)
     names, shapes = stored_names(config, weights), gemma4_shapes(config)

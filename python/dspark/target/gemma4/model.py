@@ -94,7 +94,7 @@ class Gemma4TargetModel(OwnTarget, nn.Module):
         return self
 
     def use_kernels(self, choice: Choice) -> dict[str, str]:
-        """Lets passes use CUDA kernels from now on; returns who does what, by role."""
+        """Lets passes use CUDA kernels from now on; returns what computes each role."""
         sizes = [heads.head_dim for heads in self.config.heads.values()]
         self._kernel = attention_kernel(choice, self.dtype, sizes)
         return {"attention": self._kernel.how}
@@ -119,7 +119,7 @@ class Gemma4TargetModel(OwnTarget, nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """One pass over the rows of several requests, one after the other; see `Target`.
 
-        Taps are taken behind the layer's scalar; -1 is the embeddings with their factor.
+        Taps are taken after the layer's scalar; -1 is the embeddings, scaled.
         """
         check_pass(token_ids, segments, logits)
         for cache, n in segments:
@@ -169,7 +169,7 @@ class Gemma4TargetModel(OwnTarget, nn.Module):
 
 
 class _Frozen:
-    """What a frozen target runs on. The embeddings stay a parameter: a draft may share them."""
+    """The parts that a frozen target runs on. The embeddings stay a parameter: a draft may share them."""
 
     __slots__ = ("embedding", "head", "layers", "norm", "scale")
 

@@ -1,4 +1,4 @@
-"""The tensors of Gemma 4 layers and targets, by name and shape; known without torch."""
+"""The tensors of Gemma 4 layers and targets, by name and shape; needs no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHER_SENSES = re.compile(r"model\.(embed_)?(vision|audio)\w*\.")
 
 
 class Gemma4LayerSizes(Protocol):
-    """What both a target's and a draft's config have."""
+    """The sizes that both a target's and a draft's config have."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -68,10 +68,10 @@ def gemma4_shapes(config: Gemma4Config) -> dict[str, Shape]:
 
 
 def stored_names(config: Gemma4Config, weights: WeightFiles) -> dict[str, str]:
-    """Each parameter's name with its tensor's.
+    """Maps each parameter's name to the name of its tensor.
 
     Raises:
-        CheckpointError: the config says that the output head is not tied, and there is none; or a layer
+        CheckpointError: the config says that the output head is untied, but none is stored; or a layer
             of the text model holds a tensor that the config has no place for.
     """
     shapes = gemma4_shapes(config)
@@ -87,6 +87,6 @@ def stored_names(config: Gemma4Config, weights: WeightFiles) -> dict[str, str]:
 
 
 def left_out(weights: WeightFiles) -> dict[str, int]:
-    """How many tensors belong to other senses than text, by the start of their names."""
+    """Counts of the vision and audio tensors, by the start of their names."""
     starts = [match[0] for name in weights.tensors if (match := OTHER_SENSES.match(name))]
     return dict(Counter(starts))

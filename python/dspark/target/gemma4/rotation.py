@@ -15,17 +15,17 @@ DEFAULTS = {
     SLIDING: RopeConfig(theta=10_000.0),
     FULL: RopeConfig(kind="proportional", theta=1_000_000.0, proportion=0.25),
 }
-"""What a config without `rope_parameters` means."""
+"""The rotations of a config without `rope_parameters`."""
 
 
 def read_rotation(config: ConfigFile, kind: str) -> RopeConfig:
     """The rotation of the layers of one kind.
 
-    Drafts have `rope_type` and a null `rope_theta` beside the two blocks; these say nothing.
+    Drafts have `rope_type` and a null `rope_theta` beside the two blocks; both are ignored.
 
     Raises:
         CheckpointError: the kind has no block, its type is unknown, a value is missing, or a base beside the
-            blocks is that of neither.
+            blocks equals neither block's.
     """
     blocks = config.object("rope_parameters")
     if blocks is None:

@@ -1,1 +1,1 @@
-"""The hybrid targets (Qwen3.5 and its successors): Gated-DeltaNet layers, with full attention every few."""
+"""Hybrid targets (Qwen3.5 and its successors): Gated-DeltaNet layers, with a full-attention one every few."""

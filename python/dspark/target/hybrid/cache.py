@@ -16,14 +16,14 @@ from dspark.target.hybrid.config import HybridConfig
 
 
 class Waiting(Protocol):
-    """What the rows of a pass would change in the states of its requests."""
+    """The changes that the rows of a pass would make to the states of its requests."""
 
     def commit(self, index: int, count: int, conv: Tensor, state: Tensor) -> None:
-        """Takes the first `count` rows of request `index` into its states, in place."""
+        """Applies the first `count` rows of request `index` to its states, in place."""
 
 
 class Pending(NamedTuple):
-    """Rows of a pass until their commit, of the request that has this number in `waiting`."""
+    """A request's rows of a pass until their commit; `number` is the request's index in `waiting`."""
 
     waiting: Waiting
     number: int
@@ -39,13 +39,13 @@ class Mark(NamedTuple):
 
 
 class HybridCache:
-    """Everything is at the committed tokens, always: a pass reads the states and leaves them, and what its
-    rows would change waits beside them until `advance`.
+    """Keys, values and states, always as of the committed tokens: a pass reads the states without changing
+    them, and what its rows would change waits beside them until `advance`.
 
     `conv` `[linear layers, kernel - 1, channels]` holds the last inputs of the convolutions, `state`
     `[linear layers, key heads, key_dim, groups, value_dim]` the recurrent states, in float32 or, for a
-    float64 model, in float64. A state of the past cannot be had from a later one, so `mark` copies what a
-    fork may want.
+    float64 model, in float64. An earlier state cannot be recovered from a later one, so `mark` copies what a
+    fork may need.
     """
 
     __slots__ = ("_again", "_mark", "_pending", "conv", "kv", "state")
@@ -69,16 +69,16 @@ class HybridCache:
 
     @property
     def position_bytes(self) -> int:
-        """Those of keys and values."""
+        """Bytes of keys and values."""
         return self.kv.position_bytes
 
     @property
     def state_bytes(self) -> int:
-        """Those of the convolutions' inputs and the recurrent states."""
+        """Bytes of the convolutions' inputs and the recurrent states."""
         return self.conv.nbytes + self.state.nbytes
 
     def reserve(self, positions: int) -> None:
-        """Room for keys and values of `positions` positions; states take the same whatever the length."""
+        """Makes room for keys and values of `positions` positions; the size of states is fixed."""
         self.kv.reserve(positions)
 
     def mark(self) -> None:
@@ -87,7 +87,7 @@ class HybridCache:
             self._mark = Mark(self.length, self.conv.clone(), self.state.clone()) if self.length else None
 
     def fork(self, length: int, room: int = 0) -> Self | None:
-        """See `TargetCache.fork`: at the present length or at the mark, whichever is the last in reach."""
+        """See `TargetCache.fork`: forks at the present length if `length` reaches it, else at the mark."""
         if 0 < self.length <= length:
             at = Mark(self.length, self.conv, self.state)
         elif self._mark is not None and self._mark.length <= length:
@@ -104,19 +104,19 @@ class HybridCache:
         return forked
 
     def offer(self, waiting: Waiting, index: int, rows: int) -> None:
-        """Replaces what waits for `advance`: `rows` rows, request `index` of a pass."""
+        """Replaces what waits for `advance` by `rows` rows of a pass, those of its request `index`."""
         self._pending, self._again = Pending(waiting, index, rows), None
 
     def keep_whole(self, again: Callable[[HybridCache, int], None]) -> None:
-        """What waits can only be kept whole: to keep less, `again(cache, count)` makes a pass of its first
-        `count` rows alone."""
+        """Says that the waiting rows can only be kept whole: to keep fewer, `again(cache, count)` runs a pass
+        over the first `count` of them alone."""
         self._again = again
 
     def advance(self, count: int) -> None:
         """Keeps the first `count` rows of the last pass.
 
         Raises:
-            CapacityError: more rows than that pass had, or nothing has passed since the last commit.
+            CapacityError: more rows than that pass had, or no pass since the last commit.
         """
         rows = 0 if self._pending is None else self._pending.rows
         if not 0 <= count <= rows:

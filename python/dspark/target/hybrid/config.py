@@ -16,10 +16,10 @@ LINEAR, FULL = "linear_attention", "full_attention"
 DEFAULT_HEAD_DIM = 256
 DEFAULT_INTERVAL = 4
 DEFAULT_ROTATING_PART = 0.25
-"""What a config without these keys means, as in transformers."""
+"""The defaults of keys that a config may lack, as in transformers."""
 
 SILU_NAMES = ("swish", "silu")
-"""Two names of what gates the heads of a Gated-DeltaNet layer (`output_gate_type`)."""
+"""Two names of the function that gates the heads of a Gated-DeltaNet layer (`output_gate_type`)."""
 
 DELTA_DEFAULTS = {
     "linear_key_head_dim": 128,
@@ -32,8 +32,7 @@ DELTA_DEFAULTS = {
 
 @dataclass(frozen=True)
 class DeltaSizes:
-    """Sizes of the Gated-DeltaNet layers. Each key head serves `groups` value heads that follow each
-    other."""
+    """Sizes of the Gated-DeltaNet layers. Each key head serves `groups` consecutive value heads."""
 
     key_heads: int
     value_heads: int
@@ -47,7 +46,7 @@ class DeltaSizes:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: queries, keys, values."""
+        """Channels of the convolution: queries, keys, values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
@@ -58,7 +57,7 @@ class DeltaSizes:
 
 @dataclass(frozen=True)
 class HybridConfig:
-    """Sizes in elements, positions in tokens; `is_linear[l]` says that layer l is a Gated-DeltaNet."""
+    """Sizes in elements, positions in tokens; `is_linear[l]`: whether layer l is a Gated-DeltaNet."""
 
     architecture: str
     vocab_size: int
@@ -74,7 +73,7 @@ class HybridConfig:
     attention_bias: bool
     rope: RopeConfig
     rotary_dim: int
-    """Entries of each head that rotate; the others pass."""
+    """Entries of each head that are rotated; the others stay as they are."""
     is_linear: tuple[bool, ...]
     delta: DeltaSizes
 
@@ -177,8 +176,8 @@ def _delta_sizes(config: ConfigFile) -> DeltaSizes:
 
 
 def _rotation(config: ConfigFile, head_dim: int) -> tuple[RopeConfig, int]:
-    """The rotation, and how many entries of a head it takes. For text the three grids of multimodal positions
-    are one, so `mrope_section` does not matter."""
+    """The rotation, and how many entries of a head it rotates. For text, the three grids of multimodal
+    positions are the same, so `mrope_section` does not matter."""
     key = "partial_rotary_factor"
     values = dict(config.values)
     places = [(key, values.pop(key, None))]

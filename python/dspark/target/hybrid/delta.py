@@ -11,9 +11,9 @@ With c_t = a_1 ... a_t the state after m rows is
 
 so all that a pass must keep of a row is k, u and log a: u_s never depends on later rows, whatever is
 rejected. `rows` computes u and o from S_0 alone and leaves S_0 as it is; `carry` forms S_m once it is known
-how many rows stay. No state is copied before a pass, none is restored, and no row is computed twice.
+how many rows are kept. No state is copied before a pass, none is restored, and no row is computed twice.
 
-The u_t solve a unit lower triangular system, for s < t: u_t + b_t sum (c_t / c_s)(k_t . k_s) u_s =
+The u_t solve a unit lower triangular system: u_t + b_t sum over s < t of (c_t / c_s)(k_t . k_s) u_s =
 b_t (v_t - c_t S_0^T k_t).
 """
 
@@ -25,10 +25,11 @@ import torch
 from torch import Tensor
 
 AT_ONCE = 64
-"""Rows of one triangular system; longer passes are cut into such pieces."""
+"""Most rows of one triangular system; longer passes are cut into pieces of this size."""
 
 CACHED_BYTES = 8 << 20
-"""States beyond this are carried layer by layer: decay and update of one then meet in the CPU's cache."""
+"""States larger than this are carried layer by layer, so that a layer's state is still in the CPU's cache
+between its decay and its update."""
 
 
 def rows(
@@ -81,7 +82,7 @@ def read_state(queries_keys: Tensor, state: Tensor) -> Tensor:
 
 
 def carry(state: Tensor, keys: Tensor, log_decay: Tensor, updates: Tensor) -> None:
-    """Takes m rows into the states, in place.
+    """Applies m rows to the states, in place.
 
     Args:
         state: `[layers, key heads, key_dim, groups, value_dim]`.

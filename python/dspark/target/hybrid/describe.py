@@ -1,4 +1,4 @@
-"""What `inspect` tells about a hybrid target."""
+"""What `inspect` reports about a hybrid target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dspark.target.hybrid.parameters import hybrid_shapes, left_out, stored_name
 def describe_hybrid(file: ConfigFile, weights: WeightFiles) -> Description:
     """
     Raises:
-        CheckpointError: the target could not be loaded either.
+        CheckpointError: the target cannot be loaded.
     """
     config = HybridConfig.from_file(file)
     names = stored_names(config, weights)

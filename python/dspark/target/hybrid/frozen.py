@@ -23,8 +23,8 @@ from dspark.target.hybrid.rotary import reordered_norm, whole_head_order
 
 
 class FrozenGatedAttention:
-    """Grouped-query attention whose output is multiplied by a sigmoid of the input. One product gives
-    queries, keys, values and gates."""
+    """Grouped-query attention whose output is multiplied by the sigmoid of gates. One product gives queries,
+    keys, values and gates."""
 
     __slots__ = ("attended", "norm", "output", "product", "rotated", "rotation", "shape", "width")
 
@@ -80,8 +80,8 @@ class FrozenHybridLayer:
 
 
 class FrozenHybridStack:
-    """All layers. Built layer by layer, taking the separate weights away, so that a model is never in memory
-    twice."""
+    """All layers. They are built one by one, and each drops its separate weights, so that a model is never in
+    memory twice."""
 
     def __init__(self, weights: HybridWeights, decays: HybridDecays, config: HybridConfig) -> None:
         order = whole_head_order(config.head_dim, config.rotary_dim)
@@ -113,8 +113,8 @@ class FrozenHybridStack:
         delta: LayersOfPass,
         outputs: dict[int, Tensor | None],
     ) -> Tensor:
-        """x `[rows, hidden]`, rows: of a `PartialRotaryTable`. Layer outputs whose keys are in `outputs` are
-        put there."""
+        """x `[rows, hidden]`, rows: those of a `PartialRotaryTable`. The outputs of layers whose indices are
+        keys of `outputs` are stored there."""
         rotations = self.rotation.prepare(rows)
         for index, layer in enumerate(self.layers):
             mixer = layer.mixer

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DeltaKernelPass:
-    """Requests with few rows each, or none. What a commit needs is kept for every layer: the convolution's
+    """Requests with few rows each, or none. What a commit needs is stored for every layer: the convolution's
     inputs, unit keys, log decays and updates of the rows."""
 
     __slots__ = ("_batch", "_device", "_firsts", "_kernel", "_layers", "_tensors", "_values")
@@ -60,6 +60,6 @@ class DeltaKernelPass:
         return out
 
     def commit(self, index: int, count: int, conv: Tensor, state: Tensor) -> None:
-        """Takes the first `count` rows of request `index` into its states."""
+        """Applies the first `count` rows of request `index` to its states."""
         rows, places = (self._firsts[index], count), (conv.data_ptr(), state.data_ptr())
         self._kernel.carry(self._batch, self._layers, *rows, *places, stream(self._device))

@@ -1,4 +1,4 @@
-"""The linear layers' part of a pass over many rows of one request: of a prompt."""
+"""The linear layers' part of a pass over many rows of one request, a part of its prompt."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dspark.target.hybrid.rows import Room, Rows
 
 
 class LongSegment(Rows):
-    """One request with more than `delta.AT_ONCE` rows, in pieces of so many.
+    """One request with more than `delta.AT_ONCE` rows, cut into pieces of that size.
 
-    Of a 27B model, inputs, keys and updates of all layers would be 3.5 MB for each row, 1.8 GB for a part of
-    a prompt. The pieces need the states between them anyway, so those behind the last one are kept in their
-    place: 157 MB however many rows there are. They are the states of all rows, so all are kept, or none.
+    For a 27B model, inputs, keys and updates of all layers would take 3.5 MB for each row, 1.8 GB for a part
+    of a prompt. The states between the pieces are computed anyway, so those after the last piece are kept
+    instead: 157 MB however many rows there are. They include all rows, so a commit keeps all of them or none.
     """
 
     __slots__ = ("_before", "_conv", "_state")
@@ -29,9 +29,9 @@ class LongSegment(Rows):
         cache.offer(self, 0, count)
 
     def commit(self, index: int, count: int, conv: Tensor, state: Tensor) -> None:
-        """Takes all rows into the request's states."""
+        """Applies all rows to the request's states."""
         if count != self._shape[1]:
-            raise CapacityError(f"{count} of {self._shape[1]} rows cannot be kept: only all of them")
+            raise CapacityError(f"cannot commit {count} of {self._shape[1]} rows, only all of them")
         conv.copy_(self._conv)
         state.copy_(self._state)
 

@@ -14,16 +14,16 @@ from dspark.target.hybrid.config import DeltaSizes
 from dspark.target.hybrid.modules import DeltaDecay, HybridLayer
 
 UNIT_EPS = 1e-6
-"""Under the root of the query's and key's length; the architecture's constant, in no config."""
+"""Added under the root in the lengths of queries and keys; a constant of the architecture, in no config."""
 
 
 class DeltaWeights:
     """One product for everything that reads the input (queries, keys, values, gate z, b, a), and what the
     delta rule needs; states and their arithmetic are in float32, or in float64 for a float64 model.
 
-    The outputs are normed per head: y = w o / sqrt(mean(o^2) + eps). Queries come unscaled, so that o is
-    key_dim^1/2 too long; with key_dim eps for eps the norm takes that out. Where digits allow, w has joined
-    the output product.
+    The outputs are normed per head: y = w o / sqrt(mean(o^2) + eps). Queries are not scaled, so o is too long
+    by a factor key_dim^1/2; with key_dim eps in place of eps, the norm removes it. Where the dtype is precise
+    enough, w is folded into the output product.
     """
 
     __slots__ = (
@@ -65,8 +65,8 @@ class DeltaWeights:
             UNIT_EPS,
             shift * shift,
         )
-        """Of what a kernel reads: `[taps, channels]`, per value head twice, `[values]` or 0; and what it adds
-        to squared lengths of queries and keys, and of outputs."""
+        """Addresses of what a kernel reads (`[taps, channels]`, two vectors with an entry per value head,
+        `[values]` or 0), then what it adds to the squared lengths of queries and keys, and of outputs."""
 
     def norm_heads(self, out: Tensor) -> Tensor:
         """Outputs `[B, key heads, groups, N, value_dim]` to normed rows `[B * N, values]`."""

@@ -24,7 +24,7 @@ from dspark.target.protocol import OwnTarget
 
 
 class HybridTarget(OwnTarget):
-    """A `Target`, for inference alone: it takes the loaded weights over and fuses them."""
+    """A `Target` for inference only: it takes over the loaded weights and fuses them."""
 
     forks_at_parts = True
 
@@ -55,7 +55,7 @@ class HybridTarget(OwnTarget):
         return self._head(hidden)
 
     def use_kernels(self, choice: Choice) -> dict[str, str]:
-        """Lets passes use CUDA kernels from now on; returns who does what, by role."""
+        """Lets passes use CUDA kernels from now on; returns what computes each role."""
         self._kernel = attention_kernel(choice, self.dtype, [self.config.head_dim])
         self._recurrence = recurrence(choice, self.config.delta, self.dtype)
         return {"attention": self._kernel.how, "recurrence": self._recurrence.how}
@@ -96,8 +96,8 @@ class HybridTarget(OwnTarget):
         return (x if logits == "hidden" else self.project(x)), tapped
 
     def _keep_whole(self, token_ids: Tensor, segments: Sequence[tuple[HybridCache, int]]) -> None:
-        """Of a long segment only the states behind its last row wait (`LongSegment`). The engine keeps every
-        part of a prompt whole; who keeps less of one pays for another pass."""
+        """Marks long segments as kept whole: only the states after their last row wait (`LongSegment`). The
+        engine keeps every part of a prompt whole; a caller that keeps less pays for another pass."""
         parts = torch.split(token_ids, [n for _, n in segments])
         for (cache, n), part in zip(segments, parts, strict=True):
             if n > AT_ONCE:

@@ -11,7 +11,7 @@ from dspark.target.hybrid.config import DeltaSizes, HybridConfig
 
 
 class GatedAttention(nn.Module):
-    """`q_proj` has, for each head, the query and then the gate on that head's output."""
+    """Gated attention; `q_proj` gives, for each head, the query and then the gate on that head's output."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class GatedAttention(nn.Module):
 
 
 class GatedDeltaNet(nn.Module):
-    """The products and the convolution of a linear layer; its decay and norm are a `DeltaDecay`."""
+    """The products and the convolution of a linear layer; its decay and norm are in a `DeltaDecay`."""
 
     def __init__(self, hidden: int, sizes: DeltaSizes) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class GatedDeltaNet(nn.Module):
 
 
 class DeltaDecay(nn.Module):
-    """What is kept in float32 in a 16-bit model: decays multiply over thousands of tokens."""
+    """Parameters that stay in float32 in a 16-bit model, because decays multiply over thousands of tokens."""
 
     def __init__(self, sizes: DeltaSizes, eps: float) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class DeltaDecay(nn.Module):
 
 
 class HybridLayer(nn.Module):
-    """One layer: norm, mixer, norm, MLP. Exactly one of the mixers is there."""
+    """One layer: norm, mixer, norm, MLP. It has exactly one of the two mixers."""
 
     def __init__(self, config: HybridConfig, linear: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class HybridLayer(nn.Module):
 
 
 class HybridWeights(nn.Module):
-    """Everything in the model's dtype."""
+    """All parameters that are in the model's dtype."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class HybridDecays(nn.Module):
         self.layers = nn.ModuleDict(decays)
 
     def of(self, layer: int) -> DeltaDecay:
-        """That of layer `layer`, which is a linear one."""
+        """The `DeltaDecay` of layer `layer`, which must be linear."""
         decay = self.layers[str(layer)]
         if not isinstance(decay, DeltaDecay):
             raise TypeError(f"layer {layer} holds a {type(decay).__name__}, expected a DeltaDecay")

@@ -11,18 +11,18 @@ from dspark.target.hybrid.config import HybridConfig
 EMBEDDINGS = "embed_tokens.weight"
 HEAD = "lm_head.weight"
 PREFIXES = ("model.language_model.", "model.", "language_model.model.")
-"""Where the text model's tensors are: in the multimodal wrapper, alone, in older wrappers."""
+"""Starts of the text model's tensor names: in the multimodal wrapper, without one, in older wrappers."""
 
 HEADS = (HEAD, "language_model.lm_head.weight")
 LEFT_OUT = ("mtp.", "model.mtp.", "model.visual.", "visual.")
 """Multi-token-prediction layers and vision towers: not part of the text model."""
 
 DECAY = ("A_log", "dt_bias", "norm.weight")
-"""Per layer `linear_attn.*`: small tensors that keep their digits whatever the model's dtype."""
+"""Small tensors of each layer's `linear_attn`, kept in float32 at least, whatever the model's dtype."""
 
 
 def hybrid_shapes(config: HybridConfig) -> dict[str, Shape]:
-    """Shapes by module name: without the prefix of the stored names."""
+    """Shapes by module name, which is the stored name without its prefix."""
     hidden, inner = config.hidden_size, config.intermediate_size
     shapes: dict[str, Shape] = {EMBEDDINGS: (config.vocab_size, hidden), "norm.weight": (hidden,)}
     if not config.tie_word_embeddings:
@@ -68,12 +68,12 @@ def _delta_shapes(config: HybridConfig) -> dict[str, Shape]:
 
 
 def stored_names(config: HybridConfig, weights: WeightFiles) -> dict[str, str]:
-    """The stored name of every module name.
+    """Maps each module name to its stored name.
 
     Raises:
-        CheckpointError: no text model's embeddings under any known prefix, or under several; the head is not
-            tied, and there is none; a layer of the text model holds a tensor that the config has no place
-            for.
+        CheckpointError: the text model's embeddings are under none of the known prefixes, or under several;
+            the head is untied, but none is stored; a layer of the text model holds a tensor that the config
+            has no place for.
     """
     found = [prefix for prefix in PREFIXES if f"{prefix}{EMBEDDINGS}" in weights]
     if len(found) != 1:

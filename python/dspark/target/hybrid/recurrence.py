@@ -1,7 +1,7 @@
-"""Who computes the linear layers of a pass: our kernels where a device has them, else torch's operations.
+"""What computes the linear layers of a pass: our kernels where a device has them, else torch's operations.
 
-Both keep the promise of `HybridCache`: a pass leaves the states, and what its rows would change waits for the
-commit.
+Both keep the promise of `HybridCache`: a pass does not change the states, and what its rows would change
+waits for the commit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LayersOfPass(Protocol):
     """One pass: packed rows of several requests, each with its own states."""
 
     def layer(self, index: int, mixed: Tensor, weights: DeltaWeights) -> Tensor:
-        """mixed `[rows, channels + values + 2 value heads]` of linear layer `index`, to `[rows, values]`."""
+        """Linear layer `index`: mixed `[rows, channels + values + 2 value heads]` to `[rows, values]`."""
 
 
 class Recurrence(Protocol):
@@ -35,7 +35,7 @@ class Recurrence(Protocol):
     how: str
 
     def begin(self, segments: Sequence[tuple[HybridCache, int]]) -> LayersOfPass:
-        """A pass over so many rows for each cache, which its `advance` may then keep in part."""
+        """Begins a pass over so many rows for each cache, of which its `advance` may then keep a part."""
 
 
 class TorchRecurrence:
@@ -51,8 +51,8 @@ class TorchRecurrence:
 
 
 class KernelRecurrence:
-    """One launch per layer where no request has many rows. Passes that read prompts are torch's: most of
-    their work is in products of matrices."""
+    """One launch per layer where no request has many rows. Passes over prompts are left to torch, because
+    most of their work is matrix products."""
 
     def __init__(self, kernel: _core.KernelDelta, sizes: DeltaSizes, dtype: torch.dtype) -> None:
         self.how = f"kernel: heads of {sizes.key_dim} and {sizes.value_dim}"
@@ -66,7 +66,7 @@ class KernelRecurrence:
 
 
 def recurrence(choice: Choice, sizes: DeltaSizes, dtype: torch.dtype) -> Recurrence:
-    """For a model in `dtype`; what the kernels do not serve stays with torch."""
+    """The recurrence of a model in `dtype`: by kernels, or by torch where the kernels do not serve it."""
     if choice.kernels is None:
         return TorchRecurrence(sizes, str(choice.reason))
     name = str(dtype).removeprefix("torch.")

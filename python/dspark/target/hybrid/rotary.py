@@ -1,4 +1,4 @@
-"""Partial rotation: the first entries of a head rotate, the others pass."""
+"""Partial rotation: the first entries of a head are rotated, the others stay as they are."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dspark.layers.rotary import RotaryTable
 def whole_head_order(head_dim: int, rotary_dim: int) -> list[int]:
     """The order of a head's entries in which a partial rotation is one of the whole head.
 
-    The published layout pairs entry i with i + rotary_dim / 2, the package's rotation i with
-    i + head_dim / 2. Queries and keys may be reordered alike: their products stay.
+    The published layout pairs entry i with i + rotary_dim / 2, the package's rotation pairs i with
+    i + head_dim / 2. Reordering queries and keys alike does not change their products.
     """
     half, turning = head_dim // 2, rotary_dim // 2
     still = half - turning
@@ -24,14 +24,14 @@ def whole_head_order(head_dim: int, rotary_dim: int) -> list[int]:
 
 
 def reordered_norm(norm: RMSNorm, order: list[int]) -> RMSNorm:
-    """The head norm for heads in that order."""
+    """The head norm for heads whose entries are in `order`."""
     copy = RMSNorm(len(order), norm.eps, norm.offset)
     copy.weight = torch.nn.Parameter(norm.weight.detach()[order], requires_grad=False)
     return copy
 
 
 class PartialRotaryTable(RotaryTable):
-    """A `RotaryTable` for heads in `whole_head_order`: entries that pass have cosine 1 and sine 0."""
+    """A `RotaryTable` for heads in `whole_head_order`: unrotated entries have cosine 1 and sine 0."""
 
     def __init__(
         self, rope: RopeConfig, head_dim: int, rotary_dim: int, dtype: torch.dtype, device: torch.device

@@ -1,4 +1,4 @@
-"""What the rows of a pass go through in a linear layer, whatever is kept of them."""
+"""A linear layer's computation over the rows of a pass, whatever is kept of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dspark.target.hybrid.mixer import DeltaWeights
 
 
 class Room(NamedTuple):
-    """Where a layer writes what its rows would change."""
+    """Buffers for what a layer's rows would change in the states."""
 
     inputs: Tensor
-    """`[B, kernel - 1 + N, channels]`: the convolution's inputs behind those that the states hold."""
+    """`[B, kernel - 1 + N, channels]`: the convolution's inputs, after those that the states hold."""
     log_decays: Tensor
     """`[B, key heads, groups, N]`."""
 
@@ -26,7 +26,7 @@ class Room(NamedTuple):
 class Rows(ABC):
     """Requests that go through every layer together, B of them with up to N rows.
 
-    Shorter ones are padded behind with their own last row: what follows a row never changes it, and no
+    Shorter ones are padded at the end with their own last row: later rows never change earlier ones, and no
     request sees another's.
     """
 
@@ -49,7 +49,7 @@ class Rows(ABC):
 
     @abstractmethod
     def _room(self, index: int) -> Room:
-        """That of linear layer `index`; the inputs begin with those of the states."""
+        """The buffers of linear layer `index`; the inputs begin with those that the states hold."""
 
     @abstractmethod
     def _attend(self, index: int, room: Room, queries_keys: Tensor, values: Tensor, beta: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Rows(ABC):
 
     def _heads(self, mixed: Tensor, weights: DeltaWeights) -> tuple[Tensor, Tensor]:
         """Queries and keys of length 1 `[B, key heads, 2, N, key_dim]`, values `[B, key heads, groups, N,
-        value_dim]`. The query's scale key_dim^-1/2 is in the norm of the outputs."""
+        value_dim]`. The norm of the outputs accounts for the query's scale key_dim^-1/2."""
         sizes, (batch, count) = self._sizes, self._shape
         both = 2 * sizes.key_heads * sizes.key_dim
         raw = mixed[..., :both].view(batch, count, 2, sizes.key_heads, sizes.key_dim).permute(0, 3, 2, 1, 4)

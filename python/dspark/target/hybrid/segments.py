@@ -16,8 +16,8 @@ from dspark.target.hybrid.rows import Room, Rows
 
 
 class DeltaPass:
-    """All requests with at most `delta.AT_ONCE` rows go through a layer together; with a longer one, each
-    goes alone."""
+    """Requests go through a layer together if none has more than `delta.AT_ONCE` rows, otherwise one by
+    one."""
 
     __slots__ = ("_groups", "_rows")
 
@@ -43,8 +43,8 @@ def _rows_of(segments: Sequence[tuple[HybridCache, int]], sizes: DeltaSizes) -> 
 
 
 class Group(Rows):
-    """Requests with a few rows each. What `HybridCache.advance` needs to keep any number of them is kept for
-    every layer: convolution inputs, keys, decays and updates of the rows."""
+    """Requests with a few rows each. What `HybridCache.advance` needs to keep any number of rows is stored
+    for every layer: convolution inputs, keys, decays and updates of the rows."""
 
     __slots__ = ("_conv", "_decays", "_keys", "_states", "_updates")
 
@@ -54,7 +54,7 @@ class Group(Rows):
         super().__init__(counts, sizes, like.device)
         batch, longest = self._shape
         layers, heads, groups = like.shape[0], sizes.key_heads, sizes.groups
-        # States alone: a group may outlive its pass, and must not keep caches alive.
+        # Only the states: a group may outlive its pass, and must not keep caches alive.
         self._states = [cache.state for cache in caches]
         self._conv = like.new_empty(layers, batch, sizes.kernel - 1 + longest, sizes.channels)
         for number, cache in enumerate(caches):
@@ -66,7 +66,7 @@ class Group(Rows):
             cache.offer(self, number, count)
 
     def commit(self, index: int, count: int, conv: Tensor, state: Tensor) -> None:
-        """Takes the first `count` rows of request `index` into its states."""
+        """Applies the first `count` rows of request `index` to its states."""
         conv.copy_(self._conv[:, index, count : count + self._sizes.kernel - 1])
         rows = slice(count)
         delta.carry(

@@ -23,10 +23,10 @@ class Conversation:
     Attributes:
         tokens: `[length]`, everything from the first token of the prompt on.
         answers: (start, stop) of each span that the target wrote, end token included, ascending.
-        failed: positions of tokens by which the target replaced a drafted one, where it was generated with
-            a draft.
-        dialogue: `prompt_number` of what came before the first answer, where this is a later turn of a
-            dialogue; None: this is the first, or nothing is known of one before.
+        failed: positions of the tokens with which the target replaced a drafted one, if it was generated
+            with a draft.
+        dialogue: for a later turn of a dialogue, the `prompt_number` of its first turn; None: this is the
+            first turn, or no earlier one is known.
     """
 
     tokens: Tokens
@@ -36,7 +36,7 @@ class Conversation:
 
     @property
     def answer_tokens(self) -> int:
-        """Tokens that the target wrote."""
+        """Number of tokens that the target wrote."""
         return sum(stop - start for start, stop in self.answers)
 
     def cut(self, length: int) -> Conversation:
@@ -54,20 +54,20 @@ class Conversation:
         return found
 
     def key(self) -> str:
-        """The same for equal tokens with equal answers, across runs and machines. What is computed for the
-        tokens depends on where answers start: normalisers are made from there on."""
+        """A key that is the same for equal tokens with equal answers, across runs and machines. The states
+        computed for the tokens depend on where answers start: normalisers are computed from there on."""
         spans = np.array([len(self.tokens), *(at for span in self.answers for at in span)])
         return _digest(np.concatenate((self.tokens, spans))).hex()
 
     def prompt_number(self) -> int:
-        """64 bits of the dialogue's first prompt, what came before its first answer."""
+        """A 64-bit hash of the dialogue's first prompt: of what came before its first answer."""
         if self.dialogue is not None:
             return self.dialogue
         return int.from_bytes(_digest(self.tokens[: self.answers[0][0]])[:8], "big")
 
     def is_held_out(self, share: float) -> bool:
-        """Whether it belongs to the held-out share: decided by the dialogue's first prompt alone, so that its
-        answers, and all its turns, are on one side, whatever else is in the data and whenever it came."""
+        """Whether it belongs to the held-out share. The dialogue's first prompt alone decides, so that all of
+        its answers and turns are on one side, whatever else is in the data and whenever they were added."""
         return self.prompt_number() < share * 2.0**64
 
 
@@ -76,13 +76,13 @@ def _digest(tokens: Tokens) -> bytes:
 
 
 def fingerprint(keys: Iterable[str]) -> str:
-    """Of conversations, by their keys in order."""
+    """A hash of conversations, from their keys in order."""
     return hashlib.blake2b("".join(keys).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(slots=True)
 class Sieve:
-    """Lets through what is worth training on, and counts the rest."""
+    """Lets conversations through that are worth training on, and counts the others."""
 
     max_length: int
     looping: int = 0
@@ -91,8 +91,8 @@ class Sieve:
     _seen: set[str] = field(default_factory=set)
 
     def __call__(self, conversations: Iterable[Conversation]) -> Iterator[Conversation]:
-        """Cut to `max_length`; without duplicates, answers that loop (`dspark.text.looping`) and what has
-        no two answer tokens in a row."""
+        """The conversations cut to `max_length`, without duplicates, those with an answer that loops
+        (`dspark.text.looping`), and those without two answer tokens in a row."""
         for whole in conversations:
             one = whole.cut(self.max_length)
             if not any(stop - start >= 2 for start, stop in one.answers):
@@ -118,8 +118,8 @@ def split(
 
 
 def evaluated(held_out: Iterable[Conversation], count: int) -> list[Conversation]:
-    """The `count` held-out conversations that are evaluated: by their keys, so that every source gives its
-    share, wherever it stands."""
+    """The `count` held-out conversations to evaluate on, chosen by their keys, so that every source gives its
+    share, wherever it is in the data."""
     return sorted(held_out, key=Conversation.key)[:count]
 
 

@@ -23,12 +23,12 @@ from dspark.train.data.conversations import Conversation
 from dspark.train.world import World
 
 MARK = "\u2063user turn\u2063"
-"""A user's turn that no template writes itself: what stands before it ends with the user's tag."""
+"""A user's turn that no template contains itself: the text before it ends with the user's tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How answers are drawn: temperatures uniform between two bounds, as in use."""
+    """How answers are drawn: at temperatures uniform between two bounds, as in use."""
 
     temperatures: tuple[float, float] = (0.7, 0.7)
     top_p: float | None = None
@@ -36,7 +36,7 @@ class Sampling:
     max_tokens: int = 256
 
     def params(self, *numbers: int) -> SamplingParams:
-        """Of one answer; everything random depends on the numbers."""
+        """The parameters of one answer; everything random in them depends on the numbers."""
         seeds = np.random.SeedSequence(numbers)
         low, high = self.temperatures
         return SamplingParams(
@@ -48,7 +48,7 @@ class Sampling:
         )
 
     def filled(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """What it comes to beside the temperature where `defaults`, the target's, fill what is not given."""
+        """The sampling apart from the temperature, with the target's `defaults` for what is not given."""
         params = self.params(0).with_defaults(defaults)
         return {name: getattr(params, name) for name in ("top_k", "top_p", "min_p", "repetition_penalty")}
 
@@ -62,19 +62,19 @@ class Asked:
 
 
 class LeftOut:
-    """Counts what generation gave up on, by reason; shards of several threads count together."""
+    """Counts what generation gave up on, by reason; several threads can add to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
 
     def add(self, why: str, count: int = 1) -> None:
-        """`count` more for this reason."""
+        """Counts `count` more for this reason."""
         with self._lock:
             self.counts[why] += count
 
     def of_all(self, world: World) -> LeftOut:
-        """The counts of all processes together; every one must ask."""
+        """The counts of all processes together; every one must call this."""
         reasons = (NO_ROOM, CUT_TURNS, ENDLESS)
         counts = world.sum(torch.tensor([self.counts[why] for why in reasons], device=world.device))
         found = LeftOut()
@@ -83,7 +83,7 @@ class LeftOut:
         return found
 
     def said(self) -> str:
-        """For people; empty where nothing was left out."""
+        """The counts as text; empty if nothing was left out."""
         return ", ".join(f"{count:,} {why}" for why, count in sorted(self.counts.items()) if count)
 
 
@@ -93,7 +93,7 @@ ENDLESS = "made-up prompts without an end or a text"
 
 
 def read_prompts(file: Path, samples: int) -> list[Asked]:
-    """The different prompts of a JSON lines file, `samples` conversations of each; errors as in
+    """`samples` conversations to make for each different prompt of a JSON lines file; errors as in
     `read_turns`."""
     unique = list(dict.fromkeys(read_turns(file)))
     return [Asked(turns, i) for i, turns in enumerate(turns for turns in unique for _ in range(samples))]
@@ -107,12 +107,12 @@ def answer(
     left_out: LeftOut | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> list[Conversation]:
-    """The target's answers, turn by turn. Every answer is a conversation of its own, with what came before it
-    as its prompt. Where the decoder has a draft, positions of failed verify passes are kept.
+    """The target's answers, turn by turn. Every answer becomes a conversation of its own, with everything
+    before it as its prompt. If the decoder has a draft, the positions of failed verify passes are kept.
 
-    A conversation ends where it outgrows the context window, and behind an answer that `max_tokens` cut: in
-    use nobody replies to half an answer. Both are counted in `left_out`; any other failure is raised.
-    `tokenizer`: renders the chats; None: the target's as it is."""
+    A dialogue ends where it outgrows the context window, and after an answer that `max_tokens` cut: in use
+    nobody replies to half an answer. Both are counted in `left_out`; any other failure is raised.
+    `tokenizer` renders the chats; None: the target's as it is."""
     left_out = left_out or LeftOut()
     tokenizer = tokenizer or decoder.models.require_tokenizer()
     found: list[Conversation] = []
@@ -138,7 +138,7 @@ def answer(
 
 
 def render(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:
-    """The prompt of a chat: in the target's template, or, of a target without one, the only turn's text."""
+    """The prompt of a chat: rendered by the target's template, or without one, the text of the only turn."""
     if tokenizer.has_chat_template:
         return tokenizer.render_chat(messages)
     if len(messages) != 1:
@@ -149,9 +149,10 @@ def render(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> list[int
 def _fitting(
     decoder: DSparkDecoder, results: Sequence[GenerationResult], left_out: LeftOut
 ) -> list[GenerationResult | None]:
-    """None for those that had no room in the context window or the cache; raises what else failed."""
+    """The results, with None for empty ones and those that had no room in the context window or the cache.
+    Other errors are raised."""
     for one in results:
-        # A full queue and an engine that has ended are no matter of the prompt's length.
+        # A full queue or an engine that has ended has nothing to do with the prompt's length.
         of_length = isinstance(one.error, CapacityError) and not isinstance(one.error, QueueFullError)
         if one.error is not None and not (of_length and decoder.state == "running"):
             raise one.error
@@ -160,10 +161,10 @@ def _fitting(
 
 
 def conversation(result: GenerationResult) -> Conversation:
-    """A result as something to train on."""
+    """A result as a conversation to train on."""
     tokens = np.array([*result.prompt_token_ids, *result.token_ids], np.int64)
     start = len(result.prompt_token_ids)
-    failed, at = [], start + 1  # the first token is the prefill's own
+    failed, at = [], start + 1  # the first token comes from the prefill
     for one in result.rounds:
         if one.accepted < one.verified:
             failed.append(at + one.accepted)
@@ -181,9 +182,9 @@ def invent(
     left_out: LeftOut | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> list[Asked]:
-    """Users' turns that the target makes up after its own user tag, behind a written opener where there are
-    any. Free self-talk is narrow; openers are what widens it. Those that do not end are counted in
-    `left_out`. `tokenizer`: as for `answer`."""
+    """Users' turns that the target makes up after its own user tag, each continuing an opener if there are
+    any. Without openers, the turns have little variety. Those that do not end are counted in `left_out`.
+    `tokenizer`: as for `answer`."""
     left_out = left_out or LeftOut()
     tokenizer = tokenizer or decoder.models.require_tokenizer()
     opening, closing = user_tags(tokenizer)
@@ -197,8 +198,8 @@ def invent(
     end = closing.strip().split("\n")[0] or closing
     ends = decoder.models.end_token_ids
     if end and not set(tokenizer.encode_chat(end)[:1]) & set(ends):
-        # The target does not end users' turns itself ("[INST] ... [/INST]"): their closing tag has to, and
-        # may be a special token, which is text only where these are shown.
+        # The target does not end users' turns itself ("[INST] ... [/INST]"), so their closing tag has to end
+        # them. It may be a special token, which is in the text only if these are shown.
         params = [dataclasses.replace(one, stop=end, skip_special_tokens=False) for one in params]
     marks = [end] if end else []
     marks += [tokenizer.decode([token], skip_special_tokens=False) for token in ends]

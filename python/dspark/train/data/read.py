@@ -33,8 +33,8 @@ class ChatMarks:
         self.ends = frozenset(tokenizer.eos_token_ids)
 
     def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> Iterator[Conversation]:
-        """A chat whose answers the target gave: every answer is a conversation of its own, with what came
-        before it as its prompt, tokenised apart as in use."""
+        """The conversations of a chat whose answers the target gave: one for each answer, with everything
+        before it as its prompt. Prompt and answer are tokenised separately, as in use."""
         dialogue: int | None = None
         for index, message in enumerate(messages):
             if message["role"] != "assistant" or index == 0:
@@ -55,7 +55,7 @@ class ChatMarks:
             yield one
 
     def of_tokens(self, tokens: Tokens) -> Conversation:
-        """A chat as token ids. End tokens that fill its end are cut, but one.
+        """A chat given as token ids. Of several end tokens that fill up its end, only the first is kept.
 
         Raises:
             CheckpointError: the template puts nothing before an answer.
@@ -89,7 +89,7 @@ def read_conversations(
 ) -> Iterator[Conversation]:
     """All conversations of files, and of directories in the order of their files' names.
 
-    `marks` may be None where every file says where its answers start. `vocab_size` is the target's.
+    `marks` may be None if every file says where its answers start. `vocab_size` is the target's.
 
     Raises:
         CheckpointError: names the file and what is wrong with it.
@@ -113,8 +113,8 @@ def _check(one: Conversation, vocab_size: int, where: str) -> None:
     foreign = one.tokens[(one.tokens < 0) | (one.tokens >= vocab_size)]
     if len(foreign):
         raise CheckpointError(
-            f"{where} has the token {foreign[0]}, and the target's are 0 to {vocab_size - 1}: another "
-            "tokenizer made it"
+            f"{where} has the token {foreign[0]}, but the target's are 0 to {vocab_size - 1}: it was made "
+            "with another tokenizer"
         )
     for start, stop in one.answers:
         if not 0 <= start <= stop:
@@ -147,7 +147,7 @@ def _of_jsonl(file: Path, marks: ChatMarks | None) -> Iterator[Conversation]:
 
 def _whole(number: object) -> int:
     if type(number) is not int:
-        raise TypeError(f"{number!r} is no whole number")
+        raise TypeError(f"{number!r} is not a whole number")
     return number
 
 
@@ -167,8 +167,8 @@ def _of_safetensors(file: Path, marks: ChatMarks | None) -> Iterator[Conversatio
         return
     lengths, tokens = tensors["lengths"].astype(np.int64), tensors["tokens"].astype(np.int64)
     if int(lengths.sum()) != len(tokens):
-        raise CheckpointError(f"{file}: lengths add up to {int(lengths.sum())}, tokens has {len(tokens)}")
-    if not len(lengths):  # nothing came of the tasks of a shard
+        raise CheckpointError(f"{file}: lengths add up to {int(lengths.sum())}, but tokens has {len(tokens)}")
+    if not len(lengths):  # the tasks of a shard gave no conversation
         return
     pieces = np.split(tokens, np.cumsum(lengths)[:-1])
     starts, dialogues = tensors.get("answer_start"), tensors.get("dialogue")
@@ -195,6 +195,6 @@ def _told_apart(tokens: Tokens, marks: ChatMarks | None, file: Path) -> Conversa
 def _needed(marks: ChatMarks | None, file: Path) -> ChatMarks:
     if marks is None:
         raise CheckpointError(
-            f"{file}: says not where answers start, and the target has no chat template to tell by"
+            f"{file}: does not say where answers start, and the target has no chat template that could tell"
         )
     return marks

@@ -28,36 +28,36 @@ Task = TypeVar("Task")
 
 
 def shards_at_once(batch_size: int) -> int:
-    """Shards under way that keep `batch_size` places busy: one more than fill them, since a shard ends with
-    its longest answers."""
+    """How many shards to make at once to keep `batch_size` places busy: one more than fill them, because a
+    shard ends with its longest answers."""
     return 1 + -(-batch_size // PER_SHARD)
 
 
 class Shards:
-    """A directory of `answers-00000.safetensors`, ...: shard k holds what the k-th `PER_SHARD` tasks gave."""
+    """A directory of `answers-00000.safetensors`, ...: shard k has what the k-th `PER_SHARD` tasks gave."""
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         """`settings` is everything that decides what is generated.
 
         Raises:
-            CheckpointError: the directory holds what other settings gave, or does not say.
+            CheckpointError: the directory holds answers made with other settings, or does not say with which.
         """
         self.directory, self._settings = directory, settings
         said = directory / SETTINGS
-        # Where nothing was generated yet, nothing is mixed.
+        # Different settings matter only if something was generated already.
         self._begun = any(directory.glob("answers-*.safetensors"))
         if self._begun and (odd := difference(read_record(said, "answers"), settings)):
-            raise CheckpointError(f"{said}: what is there was generated with {odd}: name another directory")
+            raise CheckpointError(f"{said}: the data there was generated with {odd}: name another directory")
 
     def file(self, number: int) -> Path:
         """Where shard `number` is, or will be."""
         return self.directory / f"answers-{number:05d}.safetensors"
 
     def missing(self, tasks: int, rank: int = 0, size: int = 1) -> list[int]:
-        """Those shards of so many tasks that are not there yet, or cannot be read, and are for process `rank`
-        of `size` to make.
+        """The shards of so many tasks that do not exist yet, or cannot be read, and that process `rank` of
+        `size` has to make.
 
-        By their numbers alone: processes that look at different moments divide them alike.
+        Their numbers alone decide, so that processes that look at different times divide them alike.
         """
         return [n for n in range(rank, -(-tasks // PER_SHARD), size) if not _is_whole(self.file(n))]
 
@@ -74,7 +74,7 @@ class Shards:
 
         Args:
             generate: makes the conversations of one shard; called from several threads.
-            batch_size: tasks that it has to be given at once to be kept busy; see `shards_at_once`.
+            batch_size: tasks that keep `generate` busy if given at once; see `shards_at_once`.
         """
         left = self.missing(len(tasks), rank, size)
         if left and not self._begun:
@@ -100,7 +100,7 @@ class Shards:
                     f"{each}, {duration(seconds / done * (len(left) - done))} left"
                 )
         finally:
-            # After a failure nobody waits for the shards under way: closing the decoder ends them.
+            # After a failure, do not wait for the shards under way: closing the decoder ends them.
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, number: int, conversations: Sequence[Conversation]) -> None:
@@ -121,7 +121,7 @@ class Shards:
 
 
 def _is_whole(file: Path) -> bool:
-    """Whether it is there as it was written, as far as its header and its length tell."""
+    """Whether the file exists and is complete, as far as its header and its length tell."""
     try:
         with safe_open(file, "numpy"):
             return True

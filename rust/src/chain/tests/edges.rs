@@ -77,7 +77,7 @@ fn a_recycled_chain_gives_its_buffers_to_the_next() {
     let mut workspace = Workspace::default();
     chain.recycle(&mut workspace);
     assert!(chain.ids.is_empty() && chain.laws.is_empty());
-    // Of each law a row and the sums of its blocks; the last one is on top.
+    // Each law gives back two buffers: its row, and the sums of its blocks.
     assert!((0..2 * GAMMA).all(|_| workspace.take_doubles().capacity() > 0));
 }
 

@@ -27,8 +27,9 @@ fn heads_of(d: &Draft) -> [Heads<'_>; 5] {
     [Heads::default(), d.vanilla(), d.gated(), d.rnn(), d.confident()]
 }
 
-/// Equal to a draft over the whole vocabulary that gives the other tokens no logit: laws, tokens, confidences, under
-/// every rule and every transform. W1, bias and penalties go by target ids, of which all above 0 differ from the rows.
+/// A reduced vocabulary gives the laws, tokens and confidences of a whole one whose other tokens have no
+/// logit, under every rule and transform. W1, bias and penalties use target ids, which above 0 all differ
+/// from the columns.
 #[test]
 fn a_reduced_vocabulary_is_the_whole_one_without_the_others() {
     let default = SamplingParams::default;
@@ -90,8 +91,8 @@ fn a_vocabulary_that_does_not_fit_is_refused() {
     assert_eq!(refused(&[0, 3, 2, 7, 8, 11]), message);
 }
 
-/// One more row of hidden states, and slot k reads row k + 1; before the first slot the state has taken one step
-/// over row 0 with the anchor.
+/// There is one more row of hidden states, and slot k reads row k + 1; before the first slot, the state has
+/// taken one step over row 0 with the anchor.
 #[test]
 fn a_recurrence_through_the_anchors_slot() {
     let d = Draft::new(3);

@@ -3,19 +3,19 @@
 use super::Request;
 use crate::attention::Heads;
 
-/// Queries that a warp has, and keys that it scores at a time.
+/// Queries of a warp, and keys that it scores at a time.
 pub(super) const TILE: usize = 16;
 
 /// Stages of the ring of keys and values in shared memory.
 const STAGES: usize = 4;
 
-/// Head sizes that there are instances of; 16 is that of the embedded models.
+/// Head sizes for which there are instances; 16 is that of the embedded models.
 pub const SIZES: [usize; 4] = [16, 64, 128, 256];
 
-/// Rows of a request that a pass may have.
+/// The most rows of a request in a pass.
 pub const MOST_ROWS: usize = 32;
 
-/// What keys, values and heads are stored in.
+/// The element type of keys, values and heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Element {
     /// float32
@@ -32,7 +32,7 @@ impl Element {
     }
 }
 
-/// `Shape` of attention.cuh.
+/// Mirrors `Shape` of attention.cuh.
 pub(super) struct Shape {
     head_bytes: usize,
     pub(super) parts: usize,
@@ -58,7 +58,7 @@ impl Shape {
     }
 }
 
-/// A sentence where the kernel does not take it.
+/// Returns a sentence about what the kernel does not take, if anything.
 pub(super) fn check(element: Element, heads: Heads, page: usize, requests: &[Request]) -> Result<(), String> {
     let Heads { keys, groups, size } = heads;
     if !SIZES.contains(&size) || keys == 0 || groups == 0 || keys > 65_535 {

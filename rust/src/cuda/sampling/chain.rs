@@ -1,4 +1,4 @@
-//! Markov chains of a batch, drawn where the base logits lie.
+//! Markov chains of a batch, drawn where the base logits are.
 
 use super::edits::changes;
 use super::heads::{DeviceHeads, check_shapes, place};
@@ -12,7 +12,7 @@ use crate::chain::Chain;
 use crate::engine::ChainBlock;
 use crate::schedule::threshold::is_below;
 
-/// What is copied to the device, what it needs of memory, and the launches over it.
+/// The table to copy to the device, the device memory to allocate, and the launches.
 pub struct ChainPlan {
     table: Table,
     scratch: Arena,
@@ -25,14 +25,14 @@ pub struct ChainPlan {
     has_confidence: bool,
 }
 
-/// Elements of a latent vector that one block of threads makes.
+/// Elements of a latent vector that one block of threads computes.
 const LATENT_ROWS: usize = 8;
 
 impl ChainPlan {
     /// Lays out chains behind some anchors over `base`, `[requests * gamma, columns]`, and `hidden`.
     ///
     /// # Errors
-    /// What the kernels do not serve.
+    /// What the kernels do not support.
     pub fn new(
         rule: Rule,
         gamma: usize,
@@ -92,18 +92,18 @@ impl ChainPlan {
         Ok(ChainPlan { table, scratch, args, batch, gamma, slots, lead, bias, has_confidence })
     }
 
-    /// What the device must be given.
+    /// The bytes to copy to the device.
     pub fn table(&self) -> &[u8] {
         &self.table.0
     }
 
-    /// Bytes of device memory that the kernels write to, aligned to 16. They hold the laws of the drafted tokens: keep them,
-    /// and the table, until the block was judged.
+    /// Bytes of device memory, aligned to 16, that the kernels write to. They hold the laws of the drafted
+    /// tokens: keep them, and the table, until the block has been judged.
     pub fn scratch(&self) -> usize {
         self.scratch.bytes()
     }
 
-    /// Where the outcome starts in them, and how many bytes it has.
+    /// Where in that memory the outcome starts, and how many bytes it has.
     pub fn result(&self) -> (usize, usize) {
         let end = self.args.dots as usize + 4 * self.batch.rows.len();
         (self.args.ids as usize, end - self.args.ids as usize)
@@ -178,7 +178,7 @@ impl ChainPlan {
         args
     }
 
-    /// The chains that the outcome says, each as far as its own settings let it go. Their laws stay on the device.
+    /// The chains in the outcome, each as far as its own settings go. Their laws stay on the device.
     pub fn read(&self, result: &[u8], blocks: &[ChainBlock<'_>]) -> Vec<Chain> {
         let word = |start: u64, i: usize| {
             let at = (start - self.args.ids) as usize + 4 * i;

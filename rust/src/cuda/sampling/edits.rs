@@ -1,12 +1,12 @@
-//! What bias, penalties and the mask of stop tokens do to a request's rows, token by token.
+//! How bias, penalties and the mask of stop tokens change a request's rows, token by token.
 
 use super::layout::Edit;
 use crate::history::History;
 use crate::params::SamplingParams;
 
-/// Every token that may change in some row of the request, ascending: those seen so far if penalties look at them, those
-/// with a bias, and the stop tokens while fewer than `min_tokens` were generated. Drafted tokens are the kernels' own
-/// business: they know which of them come before a row.
+/// Every token whose logit may change in some row of the request, ascending: the tokens seen so far if
+/// penalties count them, those with a bias, and the stop tokens while fewer than `min_tokens` were generated.
+/// Drafted tokens are left to the kernels, which know which of them come before a row.
 pub(super) fn edits(params: &SamplingParams, history: &History) -> Vec<Edit> {
     let none = |token| Edit { token, in_output: 0, flags: 0, bias: 0.0 };
     let mut edits = Vec::new();
@@ -26,7 +26,7 @@ pub(super) fn edits(params: &SamplingParams, history: &History) -> Vec<Edit> {
     edits.dedup_by(|next, kept| {
         let same = next.token == kept.token;
         if same {
-            // Each kind of change names a token once, so nothing is added to what is there.
+            // Each kind of change names a token once, so of two numbers added here one is 0.
             kept.in_output += next.in_output;
             kept.bias += next.bias;
             kept.flags |= next.flags;
@@ -44,7 +44,7 @@ pub(super) fn changes(params: &SamplingParams, history: &History, before: usize)
     masks || penalises || !params.logit_bias.is_empty()
 }
 
-/// Whether a token has two biases, which are added one after the other; an edit holds one.
+/// Whether a token has two biases: these are added one after the other, but an edit holds only one.
 pub(super) fn biases_twice(params: &SamplingParams) -> bool {
     let mut tokens: Vec<_> = params.logit_bias.iter().map(|&(token, _)| token).collect();
     tokens.sort_unstable();

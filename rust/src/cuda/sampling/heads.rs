@@ -1,4 +1,4 @@
-//! The heads of a draft where the kernels read them.
+//! The heads of a draft in the device's memory, as the kernels read them.
 
 use super::layout::{Heads, Matrix, code};
 use super::plan::int;
@@ -11,14 +11,14 @@ pub struct DeviceHeads {
     pub markov: Option<DeviceMarkov>,
     /// Weight of the confidence head, one row; its bias, 0 if it has none; whether it reads the embedding.
     pub confidence: Option<(DeviceRows, f64, bool)>,
-    /// Of a reduced vocabulary.
+    /// The draft's reduced vocabulary, if it has one.
     pub vocabulary: Option<DeviceVocabulary>,
 }
 
 /// A Markov head in the device's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceMarkov {
-    /// What makes the latent vector.
+    /// How the latent vector is made.
     pub kind: DeviceKind,
     /// Token embeddings.
     pub w1: DeviceRows,
@@ -53,8 +53,8 @@ pub struct DeviceVocabulary {
 /// The longest latent vector that the kernels hold.
 const MOST_RANK: usize = 1024;
 
-/// Refuses a pass of blocks of `gamma` slots whose tensors do not fit the heads: what [`crate::chain::Heads::check`] is
-/// for the host.
+/// Refuses a pass of blocks of `gamma` slots whose tensors do not fit the heads, as
+/// [`crate::chain::Heads::check`] does on the host.
 pub(super) fn check_shapes(
     heads: &DeviceHeads,
     gamma: usize,
@@ -72,7 +72,7 @@ pub(super) fn check_shapes(
         hidden.ok_or_else(|| SampleError(format!("the {head} head needs the draft's hidden states")))
     };
     if gamma == 0 || !base.rows.is_multiple_of(gamma) {
-        return Err(SampleError(format!("draft logits: {} rows are no blocks of {gamma}", base.rows)));
+        return Err(SampleError(format!("draft logits: {} rows are not whole blocks of {gamma}", base.rows)));
     }
     let (mut rank, mut lead) = (0, 0);
     if let Some(markov) = &heads.markov {
@@ -125,7 +125,9 @@ pub(super) fn place(heads: &DeviceHeads, hidden: Option<&DeviceRows>) -> Result<
         placed.w2 = matrix("markov_w2", &markov.w2)?;
         if markov.w1.columns > MOST_RANK {
             let rank = markov.w1.columns;
-            return Err(SampleError(format!("a Markov head of rank {rank}: the kernels hold {MOST_RANK}")));
+            return Err(SampleError(format!(
+                "the Markov head has rank {rank}, the kernels take at most {MOST_RANK}"
+            )));
         }
         if let DeviceKind::Gated(weight, bias) | DeviceKind::Rnn(weight, bias, _) = &markov.kind {
             placed.kind = 2;

@@ -2,7 +2,7 @@
 
 use crate::rows::DType;
 
-/// Logits that one block of threads looks at.
+/// Number of logits that one block of threads processes.
 pub(super) const TILE: usize = 1024;
 
 /// A struct without padding that is written to a table byte by byte.
@@ -28,7 +28,7 @@ pub(super) struct Row {
     pub columns: i32,
     /// Index of its request.
     pub request: i32,
-    /// Drafted tokens of the block that come before this row's.
+    /// Number of drafted tokens of the block that come before this row's token.
     pub before: i32,
     /// Index of its copy, biased and penalised; -1 if nothing changes it.
     pub changed: i32,
@@ -52,7 +52,7 @@ impl Edit {
     pub const BIASED: u32 = 4;
 }
 
-/// What a request asks, and which rows are its own.
+/// What a request asks for, and which rows are its own.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
@@ -182,7 +182,7 @@ pub(super) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// How a kernel names an element type; none for the one that it does not read.
+/// The kernels' number for an element type; none for the type that they do not read.
 pub(super) fn code(dtype: DType) -> Option<i32> {
     match dtype {
         DType::F32 => Some(0),

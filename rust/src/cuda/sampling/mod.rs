@@ -37,7 +37,7 @@ pub(super) const CHAIN_ENTRIES: &[&str] = &["chain_latent", "chain_bend", "chain
 /// Rows of logits in the device's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRows {
-    /// Of the first element.
+    /// Address of the first element.
     pub address: u64,
     /// Element type.
     pub dtype: DType,

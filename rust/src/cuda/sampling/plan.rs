@@ -8,12 +8,12 @@ use crate::history::History;
 use crate::noise::Counted;
 use crate::params::SamplingParams;
 
-/// Where things start in memory of which only the size is known.
+/// Assigns offsets in memory that is allocated later.
 #[derive(Debug, Default)]
 pub(super) struct Arena(u64);
 
 impl Arena {
-    /// Room for `count` things of `size` bytes; gives its offset.
+    /// Reserves room for `count` items of `size` bytes; returns its offset.
     pub fn take(&mut self, count: usize, size: usize) -> u64 {
         let start = self.0;
         self.0 += ((count * size) as u64).next_multiple_of(16);
@@ -30,7 +30,7 @@ impl Arena {
 pub(super) struct Table(pub Vec<u8>);
 
 impl Table {
-    /// Appends values; gives the offset of the first.
+    /// Appends values; returns the offset of the first.
     pub fn push<T: Plain>(&mut self, values: &[T]) -> u64 {
         let start = self.0.len().next_multiple_of(16);
         self.0.resize(start, 0);
@@ -48,11 +48,11 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Threads in a block.
     pub block: u32,
-    /// What it is called with.
+    /// Its argument.
     pub args: SampleArgs,
 }
 
-/// Threads in a block, by what a kernel does.
+/// Threads in a block, by what a kernel works on.
 pub(super) const TILE_THREADS: u32 = 128;
 pub(super) const ROW_THREADS: u32 = 256;
 const CUT_THREADS: u32 = 512;
@@ -64,14 +64,14 @@ pub(super) struct Batch {
     pub requests: Vec<Request>,
     pub edits: Vec<Edit>,
     pub ids: Vec<u32>,
-    /// Rows that have a copy after bias and penalties.
+    /// Number of rows that have a copy after bias and penalties.
     pub changed: usize,
     pub truncates: bool,
     pub draws: bool,
 }
 
 impl Batch {
-    /// Adds a request with nothing of its own yet.
+    /// Adds a request that has neither rows nor drafted tokens yet.
     pub fn request(
         &mut self,
         params: &SamplingParams,
@@ -111,8 +111,8 @@ impl Batch {
         int(self.requests.len() - 1)
     }
 
-    /// Adds row `index` of some logits, that of the token behind `before` drafted ones of a request.
-    /// Its copy is needed if bias and penalties may change it (`edited`), or `copied` says so.
+    /// Adds row `index` of some logits: the row of the token behind `before` drafted ones of a request. It
+    /// gets a copy if bias and penalties may change it (`edited`), or if `copied` is set.
     pub fn row(
         &mut self,
         logits: &DeviceRows,
@@ -141,8 +141,8 @@ impl Batch {
 }
 
 impl Batch {
-    /// What every plan gives its kernels: the tables, and for each row of `columns` logits the memory in which its law
-    /// comes about.
+    /// The arguments common to all plans: the tables, and for each row of `columns` logits the memory in
+    /// which its law is built.
     pub fn args(&self, columns: usize, rule: Rule, table: &mut Table, scratch: &mut Arena) -> SampleArgs {
         let (rows, tiles) = (self.rows.len(), tiles(columns));
         SampleArgs {
@@ -183,14 +183,14 @@ pub(super) fn check(name: &'static str, logits: &DeviceRows) -> Result<(), Sampl
     }
     if logits.columns == 0 || logits.columns > MOST_COLUMNS {
         let found = logits.columns;
-        return Err(SampleError(format!("{name}: 1 to {MOST_COLUMNS} columns were expected, found {found}")));
+        return Err(SampleError(format!("{name}: expected 1 to {MOST_COLUMNS} columns, found {found}")));
     }
     Ok(())
 }
 
-/// Weights of a row are added up in units of 2^-44 and 64 bits (`cut.cuh`): as many weights of 1 as these hold.
+/// Weights of a row are added up in 64 bits, in units of 2^-44 (`cut.cuh`): the most weights of 1 that fit.
 pub(super) const MOST_COLUMNS: usize = (1 << 20) - 1;
-/// Rows are blocks of a grid's second dimension.
+/// Rows are the blocks of a grid's second dimension, which has at most this many.
 const MOST_GRID: usize = 65_535;
 
 /// Refuses batches of more rows than a grid can have, those of draft logits included.

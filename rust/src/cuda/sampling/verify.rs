@@ -1,4 +1,4 @@
-//! The acceptance of a batch, decided where its rows lie.
+//! The acceptance of a batch, decided where its rows are.
 
 use super::edits::changes;
 use super::layout::{LAW_BYTES, RawVerdict, Row, SampleArgs};
@@ -11,9 +11,9 @@ use crate::law::BadRow;
 /// Where the laws of drafted tokens come from.
 #[derive(Clone, Copy, Debug)]
 pub enum DeviceDrafts {
-    /// Nothing was drafted, or the rule looks at none.
+    /// Nothing was drafted, or the rule needs no draft laws.
     None,
-    /// They are those of logits over the target's vocabulary, under the request's parameters.
+    /// They are built from logits over the target's vocabulary, under the request's parameters.
     Logits(DeviceRows),
     /// A chain left them.
     Chained(DraftLaws),
@@ -25,12 +25,12 @@ pub struct DraftLaws {
     pub(super) rows: u64,
     pub(super) changed: u64,
     pub(super) laws: u64,
-    /// For each target token its column of a reduced vocabulary, as i32, -1 for none; 0 if columns are tokens.
+    /// The column of each target token in a reduced vocabulary, as i32, -1 for none; 0 if columns are tokens.
     pub(super) column: u64,
     pub(super) vocabulary: i32,
 }
 
-/// What is copied to the device, what it needs of memory, and the launches over it.
+/// The table to copy to the device, the device memory to allocate, and the launches.
 pub struct Verify {
     table: Table,
     scratch: Arena,
@@ -51,7 +51,7 @@ impl Verify {
     /// drafted tokens begin among those of `drafts`.
     ///
     /// # Errors
-    /// What the kernels do not serve, or tokens and rows that do not fit together.
+    /// What the kernels do not support, or tokens and rows that do not fit together.
     pub fn new(
         rule: Rule,
         logits: &DeviceRows,
@@ -77,7 +77,7 @@ impl Verify {
         if let DeviceDrafts::Logits(draft) = &drafts {
             let mut first = 0;
             for (i, block) in blocks.iter().enumerate() {
-                // These laws are packed, whatever rows they are made of.
+                // The laws made here are packed, whatever rows they are made of.
                 batch.requests[i].first_draft = first;
                 first += int(block.ids.len());
                 for k in 0..block.ids.len() {
@@ -102,17 +102,17 @@ impl Verify {
         Ok(Verify { table, scratch, args, result, batch, rows, drafts, rule })
     }
 
-    /// What the device must be given.
+    /// The bytes to copy to the device.
     pub fn table(&self) -> &[u8] {
         &self.table.0
     }
 
-    /// Bytes of device memory that the kernels write to, aligned to 16.
+    /// Bytes of device memory, aligned to 16, that the kernels write to.
     pub fn scratch(&self) -> usize {
         self.scratch.bytes()
     }
 
-    /// Where the outcome starts in them, and how many bytes it has.
+    /// Where in that memory the outcome starts, and how many bytes it has.
     pub fn result(&self) -> (usize, usize) {
         (self.result as usize, self.batch.requests.len() * size_of::<RawVerdict>())
     }
@@ -199,7 +199,7 @@ impl Verify {
     }
 }
 
-/// Marks what is wrong as the draft's.
+/// Marks a bad row as the draft's.
 const OF_DRAFT: u32 = 256;
 
 /// What is wrong with a row, by the bits of the device's `Bad`.

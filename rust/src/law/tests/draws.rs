@@ -1,4 +1,4 @@
-//! Draws, residuals and races against plain loops over all tokens.
+//! Checks draws, residuals and races against plain loops over all tokens.
 
 use super::*;
 use crate::noise::{Counted, Injected, RoundNoise};
@@ -91,7 +91,7 @@ fn equal_laws_leave_nothing_and_the_draw_is_from_p() {
     assert_eq!(p.draw_residual(&q, 1.0, 0.999, &mut workspace), p.draw(0.999));
 }
 
-/// Shows the noise but not its bounds, so that every token is looked at.
+/// Noise without bounds, so that every token is scored.
 struct Unbounded(Counted);
 
 impl RoundNoise for Unbounded {
@@ -145,7 +145,7 @@ fn a_tied_race_goes_to_the_lowest_id() {
     assert_eq!(law.gumbel_argmax(&noise, 0), 1);
 }
 
-/// Inside a pool of threads rows are shared; not a bit of any result changes.
+/// Inside a pool of threads, rows are shared among them; no bit of any result changes.
 #[test]
 fn threads_change_nothing() {
     let mut dice = Dice::new(9);

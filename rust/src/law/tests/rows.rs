@@ -1,4 +1,4 @@
-//! Rows that nothing can be drawn from, rows in half precision, and log-probabilities.
+//! Tests of rows that nothing can be drawn from, of rows in half precision, and of log-probabilities.
 
 use half::{bf16, f16};
 

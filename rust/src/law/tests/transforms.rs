@@ -1,4 +1,4 @@
-//! The order and the meaning of the transforms.
+//! Tests of the order and the meaning of the transforms.
 
 use super::*;
 
@@ -109,7 +109,7 @@ fn every_combination_is_what_the_book_says() {
         workspace.recycle(law);
         let single: Vec<f32> = row.iter().map(|&x| x as f32).collect();
         let law = Law::new(Row::F32(&single), &params, &history, &mut workspace).unwrap();
-        // Singles may fall on the other side of a border than doubles; where they do not, they agree.
+        // In single precision a token may cross a border; where none does, the laws agree.
         let found = probs(&law, n);
         let differs = |(a, b): (&f64, &f64)| if *a > 0.0 { *b == 0.0 } else { *b > 1e-30 };
         let same_support = !found.iter().zip(&expected).any(differs);
@@ -124,7 +124,7 @@ fn every_combination_is_what_the_book_says() {
     assert!(beyond_borders < 15, "{beyond_borders} of 1500");
 }
 
-/// Numbers of transformers 5.24 in float64: temperature, top-k, top-p, min-p, repetition penalty, and all.
+/// Numbers from transformers 5.24 in float64: temperature, top-k, top-p, min-p, repetition penalty, and all.
 #[test]
 fn transformers_says_the_same() {
     let row = [2.0, -1.0, 0.5, 1.5, -0.25, 3.0, 0.0, 2.5];

@@ -9,11 +9,12 @@ use crate::python::errors::KernelError;
 
 /// The attention of one pass by kernel: rows of several requests over their caches, a call per layer.
 ///
-/// `dtype` is "float32", "float16" or "bfloat16". `segments` are (address of the cache, numbers from layer to layer and
-/// from head to head, length, rows) of each request in the order of its rows: a cache is `[layers, 2 * key heads,
-/// positions, head_dim]`. `reaches` are the kinds of visibility that layers have: (causal, window or 0, anchored).
+/// `dtype` is "float32", "float16" or "bfloat16". `segments` are (address of the cache, numbers from layer to
+/// layer and from head to head, length, rows) of each request in the order of its rows: a cache is `[layers,
+/// 2 * key heads, positions, head_dim]`. `reaches` are the kinds of visibility that layers have: (causal,
+/// window or 0, anchored).
 ///
-/// The caller vouches for the addresses as long as launches run.
+/// The caller guarantees that the addresses are valid as long as launches run.
 #[pyclass(frozen, name = "KernelAttention", module = "dspark._core")]
 pub struct PyKernelAttention {
     kernels: Py<PyKernels>,
@@ -80,9 +81,10 @@ impl PyKernelAttention {
         self.pass.workspace()
     }
 
-    /// Layer `index` with visibility `reaches[reach]`: reads the rows `[rows, q + k + v heads, head_dim]` at `input`,
-    /// `row_stride` numbers apart, writes keys and values behind the caches and the outcome to `output`. `table` and
-    /// `workspace` are where these lie on the device. Runs on `stream`, the driver's handle.
+    /// Runs layer `index` with visibility `reaches[reach]`: reads the rows `[rows, q + k + v heads,
+    /// head_dim]` at `input`, `row_stride` numbers apart, appends keys and values to the caches and writes
+    /// the result to `output`. `table` and `workspace` are where these lie on the device. Runs on `stream`,
+    /// the driver's handle.
     #[expect(clippy::too_many_arguments, reason = "Python's signature")]
     fn layer(
         &self,

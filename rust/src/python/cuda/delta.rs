@@ -6,19 +6,20 @@ use super::PyKernels;
 use crate::cuda::CudaError;
 use crate::cuda::delta::{self, Activation, CarryArgs, RowsArgs, Sizes};
 
-/// Requests, the most rows of one, all rows; addresses of the requests' table `[requests, 4]` (state, convolution
-/// state, first row, rows) and of what rows leave for a commit, of all layers: the convolution's inputs, unit keys, log
-/// decays, updates.
+/// Number of requests, of rows of the largest, and of all rows; addresses of the requests' table `[requests,
+/// 4]` (state, convolution state, first row, rows) and of what the rows of all layers leave for a commit: the
+/// convolution's inputs, unit keys, log decays, updates.
 type Batch = (usize, usize, usize, u64, u64, u64, u64, u64);
 
-/// Addresses of taps, rate, time bias, and weight of the heads' norm or 0; what is added to the squared lengths of keys
-/// and of outputs.
+/// Addresses of taps, rate, time bias, and weight of the heads' norm or 0; what is added to the squared
+/// lengths of keys and of outputs.
 type Weights = (u64, u64, u64, u64, f32, f32);
 
-/// The gated delta rule of a model's linear layers by kernel; addresses are those of `dspark.target.hybrid.kernel`.
+/// The gated delta rule of a model's linear layers by kernel; addresses are those of
+/// `dspark.target.hybrid.kernel`.
 ///
-/// `dtype` is that of activations. Raises `KernelError` for what the kernels do not serve. The caller vouches for the
-/// addresses as long as launches run.
+/// `dtype` is that of activations. Raises `KernelError` for what the kernels do not support. The caller
+/// guarantees that the addresses are valid as long as launches run.
 #[pyclass(frozen, name = "KernelDelta", module = "dspark._core")]
 pub struct PyKernelDelta {
     kernels: Py<PyKernels>,
@@ -54,7 +55,8 @@ impl PyKernelDelta {
         self.activation.entries()
     }
 
-    /// Linear layer `layer`: from `[rows, channels + values + 2 value heads]` at `mixed` to `[rows, values]` at `out`.
+    /// Runs linear layer `layer` from `[rows, channels + values + 2 value heads]` at `mixed` to `[rows,
+    /// values]` at `out`.
     fn rows(
         &self,
         batch: Batch,
@@ -88,8 +90,8 @@ impl PyKernelDelta {
         Ok(delta::rows(device, stream, self.activation, (requests, most), &args)?)
     }
 
-    /// Takes rows `first` to `first + count` of a pass into one request's states at `conv` and `state`, in `layers`
-    /// linear layers.
+    /// Advances one request's states at `conv` and `state` by rows `first` to `first + count` of a pass, in
+    /// `layers` linear layers.
     #[expect(clippy::too_many_arguments, reason = "Python's signature")]
     fn carry(
         &self,
