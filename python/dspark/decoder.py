@@ -283,7 +283,7 @@ class DSparkDecoder:
         return dict(self._engine.core.stats())
 
     def close(self) -> None:
-        """Ends the engine; requests that run are aborted. Calling it twice is harmless."""
+        """Ends the engine; running and waiting requests are aborted. Calling it twice is harmless."""
         self._engine.close()
 
     def __enter__(self) -> Self:

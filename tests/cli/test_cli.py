@@ -245,6 +245,11 @@ def test_progress_is_a_line_that_goes_away(silent, monkeypatch):
     assert terminal.getvalue() == (
         "\rdspark: loading  50%\rdspark: loading  50%\rdspark: done        \rdspark: done\r            \r"
     )
+    shown = len(terminal.getvalue())
+    progress.loading(5, 10)
+    show.say("it failed")
+    show.say("and ended")
+    assert terminal.getvalue()[shown:].split("\r")[-1] == "dspark: it failed\ndspark: and ended\n"
     file = io.StringIO()
     monkeypatch.setattr(sys, "stderr", file)
     progress = show.Progress(silent=silent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dspark.cli import streams
 from dspark.errors import DSparkError
@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 
 
 def say(remark: str) -> None:
-    """One line on standard error."""
+    """One line on standard error, in place of a growing one."""
+    if Progress.growing is not None:
+        Progress.growing.clear()
     streams.remark(f"dspark: {remark}\n")
 
 
 class Progress:
     """A line on standard error that a terminal shows growing. If it is not a terminal, only the steps' names
     are printed, or nothing if `silent`. `clear` removes a terminal's line, whatever is printed after it."""
+
+    growing: ClassVar[Progress | None] = None
+    """The one whose line stands on the terminal."""
 
     def __init__(self, *, silent: bool = False) -> None:
         self._silent = silent
@@ -49,10 +54,12 @@ class Progress:
         if self._width:
             self._show("")
             self._width = 0
+            Progress.growing = None
 
     def _show(self, line: str) -> None:
         streams.remark(f"\r{line.ljust(self._width)}\r{line}")
         self._width = len(line)
+        Progress.growing = self
 
 
 def print_json(value: Any) -> None:

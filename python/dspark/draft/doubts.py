@@ -25,8 +25,9 @@ def warn_of_doubts(config: DraftConfig, weights: WeightFiles, read: Collection[s
     Raises `CheckpointError` for a file that cannot be read.
     """
     warn_if_untrained(weights, read)
-    if UNSAID in config.notes:
-        _log.warning("%s: %s", weights.directory, UNSAID)
+    for note in config.notes:
+        if note in UNSAID.values():
+            _log.warning("%s: %s", weights.directory, note)
     unused = [
         name
         for name in sorted(set(weights.tensors) - set(read))

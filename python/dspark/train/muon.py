@@ -50,7 +50,10 @@ class Float32Muon(torch.optim.Muon):
             for matrix in group["params"]:
                 if matrix.grad is None:
                     continue
-                average = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix.grad))
+                state = self.state[matrix]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(matrix.grad)
+                average = state["momentum_buffer"]
                 average.lerp_(matrix.grad, 1 - momentum)
                 update = matrix.grad.lerp(average, momentum) if group["nesterov"] else average
                 update = orthogonal(update, group["ns_coefficients"], group["ns_steps"], group["eps"])

@@ -30,5 +30,5 @@ def read(config: ConfigFile, weights: WeightFiles) -> DraftConfig:
     """Reads a checkpoint that `recognise` accepts."""
     switches = Switches(config)
     said = says_anchor_predicts(switches)
-    notes = [UNSAID] if said is None and switches.names_a_head() else []
+    notes = [UNSAID[False]] if said is None and switches.names_a_head() else []
     return nested.read_nested(config, weights, "dflash", DFLASH_ARCHITECTURE, said is not True, notes)

@@ -11,11 +11,12 @@ DFLASH_ARCHITECTURE = "DFlashDraftModel"
 DFLASH_NAMES = (DFLASH_ARCHITECTURE, "Qwen3DFlashDraftModel")
 """The names of the plain layout; the second is NeMo Automodel's."""
 
-UNSAID = (
-    "nothing says which slot predicts the first drafted token: if next to no drafted token is accepted, set "
-    "sample_from_anchor in config.json to the other value"
-)
-"""The note on configurations that leave the slot to a default which some trainers did not follow."""
+UNSAID = {
+    predicts: f"sample_from_anchor is missing and taken as {str(predicts).lower()}: if next to no drafted "
+    f"token is accepted, set it to {str(not predicts).lower()} in config.json"
+    for predicts in (True, False)
+}
+"""The note on configurations that leave slot 0 to a default which some trainers did not follow."""
 
 
 def is_plain_dflash(config: ConfigFile, switches: Switches) -> bool:

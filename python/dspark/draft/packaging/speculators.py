@@ -103,11 +103,11 @@ def _drops_anchor_slot(config: ConfigFile, switches: Switches, kind: str, notes:
             f"from blocks of {width}"
         )
         return drop
-    drop = kind == "dflash"
-    notes.append(f"sample_from_anchor is missing: {str(not drop).lower()}, the default of {kind}")
-    if not drop:
-        notes.append(UNSAID)
-    return drop
+    if kind == "dspark":
+        notes.append(UNSAID[True])
+        return False
+    notes.append("sample_from_anchor is missing: false, the default of dflash")
+    return True
 
 
 def _speculative_tokens(config: ConfigFile) -> int | None:
