@@ -2,9 +2,9 @@
 
     python benchmarks/core.py [--vocabulary 151936] [--gamma 7] [--turns 41] [--quick]
 
-Both sides get the same logits, drafts and uniform numbers and must give the same answer; each cell is one
-call per request of the batch. "read" is the time to sum the touched rows with torch: what memory alone
-costs.
+Both sides get the same logits, drafts and uniform numbers and must give the same answer: the core in one call
+for the batch, torch request by request. "read" is the time to sum the touched rows with torch: what memory
+alone costs.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     python benchmarks/loop.py [--model tiny|smollm2] [--turns 20]
 
 By the engine's own clock: time in whole rounds minus the time in draft and target passes. The Markov
-chain counts as drafting and is shown beside it. The same with a policy that cuts, and at temperature 0 and
-0.7.
+chain counts as drafting and is shown beside it. Policy "fixed", at temperature 0 and 0.7.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tokens per second with and without the draft, and of transformers' own generation, in one process.
+"""Tokens per second with and without the draft, and of transformers' own generation.
 
     python benchmarks/whole.py [--model tiny|smollm2] [--turns 7] [--batches 1 8] [--dtype auto]
 

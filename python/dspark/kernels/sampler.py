@@ -36,8 +36,8 @@ class Sampler:
         """Runs a plan and waits for its outcome.
 
         Returns:
-            The outcome's bytes, the addresses of the plan's table and scratch memory, and what keeps these
-            (and the heads) alive while distributions in them are read.
+            The outcome's bytes, the addresses of the plan's table and scratch memory, and the tensors that
+            keep these alive while distributions in them are read.
         """
         table = torch.frombuffer(bytearray(plan.table), dtype=torch.uint8).to(self.device)
         scratch = torch.empty(plan.scratch, dtype=torch.uint8, device=self.device)
