@@ -53,7 +53,10 @@ class Service:
         threading.Thread(target=lambda: self.log.extend(self.process.stderr or ()), daemon=True).start()
 
     def client(self) -> Any:
-        return httpx.AsyncClient(base_url=self.url, timeout=60, limits=httpx.Limits(max_connections=None))
+        # A connection that is used again may be one that the server, after seconds without a request, is just
+        # closing: on a busy machine that fails a test now and then, and it is no fault of the service.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        return httpx.AsyncClient(base_url=self.url, timeout=60, limits=limits)
 
     def __enter__(self) -> Service:
         return self
