@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspark.checkpoint import untrained
 from dspark.checkpoint.config_file import ConfigFile
+from dspark.checkpoint.unused import some_of, unused_tensors
 from dspark.checkpoint.weights import WeightFiles
 
 if TYPE_CHECKING:
@@ -133,22 +134,15 @@ def _storage(weights: WeightFiles, names: set[str], ignored: dict[str, int]) -> 
         "tensors": len(names),
         "dtypes": dtypes,
         "files": [{"name": file.name, "bytes": file.stat().st_size} for file in weights.files],
-        "unused_tensors": _unused(weights, names, ignored),
+        "unused_tensors": unused_tensors(weights, names, tuple(ignored)),
     }
-
-
-def _unused(weights: WeightFiles, names: set[str], ignored: dict[str, int]) -> list[str]:
-    """Tensors that are not read, except those left out on purpose (names that start as `ignored` says)."""
-    known = tuple(ignored)
-    return sorted(name for name in set(weights.tensors) - names if not name.startswith(known))
 
 
 def _warnings(weights: WeightFiles, names: set[str], ignored: dict[str, int]) -> list[str]:
     warnings = []
-    extra = _unused(weights, names, ignored)
+    extra = unused_tensors(weights, names, tuple(ignored))
     if extra:
-        shown = ", ".join(extra[:4]) + (", ..." if len(extra) > 4 else "")
-        warnings.append(f"{len(extra)} tensors are not used: {shown}")
+        warnings.append(f"{len(extra)} tensors are not used: {some_of(extra)}")
     if untrained.looks_untrained(weights, names):
         warnings.append(untrained.WARNING)
     return warnings

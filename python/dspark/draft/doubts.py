@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection
 
 from dspark.checkpoint.untrained import warn_if_untrained
+from dspark.checkpoint.unused import some_of, unused_tensors
 from dspark.checkpoint.weights import WeightFiles
 from dspark.draft.config import DraftConfig
 from dspark.draft.packaging.slots import UNSAID
@@ -28,17 +29,12 @@ def warn_of_doubts(config: DraftConfig, weights: WeightFiles, read: Collection[s
     for note in config.notes:
         if note in UNSAID.values():
             _log.warning("%s: %s", weights.directory, note)
-    unused = [
-        name
-        for name in sorted(set(weights.tensors) - set(read))
-        if not name.startswith(LEFTOVERS) and "rotary_emb" not in name
-    ]
+    unused = [name for name in unused_tensors(weights, read, LEFTOVERS) if "rotary_emb" not in name]
     if unused:
-        shown = ", ".join(unused[:4]) + (", ..." if len(unused) > 4 else "")
         _log.warning(
             "%s: %d tensors of the draft are not used: %s; if it needs them, next to none of its drafts are "
             "accepted",
             weights.directory,
             len(unused),
-            shown,
+            some_of(unused),
         )
