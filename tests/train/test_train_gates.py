@@ -113,11 +113,11 @@ def test_a_context_that_includes_the_anchor_is_noticed(
 ) -> None:
     forward = TrainingPass.forward
 
-    def leaking(self: TrainingPass, batch: object, anchors: object, width: int) -> BlockOutputs:
+    def leaking(self: TrainingPass, batch: object, anchors: object, width: int, read: Any) -> list[Any]:
         shifted = type(batch)(
             **{n: getattr(batch, n) for n in batch.__slots__} | {"taps": batch.taps.roll(-1, 1)}
         )  # type: ignore[attr-defined]
-        return forward(self, shifted, anchors, width)  # type: ignore[arg-type]
+        return forward(self, shifted, anchors, width, read)  # type: ignore[arg-type]
 
     monkeypatch.setattr(TrainingPass, "forward", leaking)
     found = gates(tmp_path, decoders)

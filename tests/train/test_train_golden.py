@@ -50,7 +50,8 @@ def step(golden: dict[str, Tensor], **options: object) -> tuple[DSparkDraftModel
         logits.logsumexp(-1),
     )
     anchors = Anchors(golden["anchor_positions"], golden["block_keep_mask"])
-    outputs = TrainingPass(draft, **options)(batch, anchors, WIDTH)  # type: ignore[arg-type]
+    training = TrainingPass(draft, **options)  # type: ignore[arg-type]
+    [outputs] = training(batch, anchors, WIDTH, lambda outputs: outputs)
     law = TeacherLaw.of_logits(logits.flatten(0, 1), batch.normalisers.flatten())
     labels = outputs.labels
     return draft, outputs, loss_terms(outputs, law, labels.positions, labels.tokens, Objective())

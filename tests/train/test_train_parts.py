@@ -16,13 +16,15 @@ from dspark.errors import ConfigError
 from dspark.pretrained import resolve
 from dspark.target import load_target
 from dspark.target.config import TargetConfig
-from dspark.train import acceptance
+from dspark.train import acceptance, forward
 from dspark.train.acceptance import HeldOut
 from dspark.train.attention import block_attention
 from dspark.train.batch import Anchors, Batch, choose_anchors, label_blocks
+from dspark.train.create import draft_from
 from dspark.train.data.conversations import Conversation
 from dspark.train.distances import ROWS_AT_ONCE, TeacherLaw, distances
 from dspark.train.examples import Order, noisy, seeded
+from dspark.train.forward import TrainingPass
 from dspark.train.head import embeddings_and_head, teacher_logits
 from dspark.train.losses import Objective, reaching_weights, scaled, slot_weights
 from dspark.train.muon import Float32Muon, muon_of
@@ -312,6 +314,23 @@ def test_held_out_logits_are_in_memory_a_piece_at_a_time(monkeypatch: pytest.Mon
     for one, other in zip(whole._held, pieces._held, strict=True):
         assert torch.allclose(one.normalisers[1.0], other.normalisers[1.0], atol=1e-5)
         assert torch.equal(one.argmax, other.argmax)
+
+
+def test_held_out_blocks_are_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = resolve("tiny", "target")
+    draft = draft_from(resolve("tiny-draft", "draft"), path)
+    head = embeddings_and_head(path, (512, 96), None)[1]
+    some = [Conversation(np.arange(20, 60), ((5, 40),)), Conversation(np.arange(100, 160), ((9, 60),))]
+    teacher = Teacher(load_target(path), draft.config.target_layer_ids)
+    held = HeldOut(some, teacher, head, anchors=9, temperatures=(0.7,), seed=0)
+    training = TrainingPass(draft)
+    whole = held.measure(training, 4)
+    monkeypatch.setattr(forward, "LOGITS_AT_ONCE", 5 * 4 * draft.config.draft_vocab_size)
+    pieces = held.measure(training, 4)
+    for t, found in whole.items():
+        assert found["blocks"] == pieces[t]["blocks"] == 18
+        assert found["expected_length"] == pytest.approx(pieces[t]["expected_length"], rel=1e-6)
+        assert found["by_position"] == pytest.approx(pieces[t]["by_position"], abs=1e-4)
 
 
 def test_a_resumed_optimiser_keeps_what_is_asked_for_now() -> None:

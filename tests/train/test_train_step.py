@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from dspark.draft import DSparkDraftModel
 from dspark.pretrained import resolve
 from dspark.target import load_target
+from dspark.train import forward
 from dspark.train.batch import Labels
 from dspark.train.create import draft_from, trained_parameters
 from dspark.train.data.conversations import Conversation
@@ -121,6 +122,30 @@ def test_states_are_there_for_one_micro_batch_at_a_time(goal: Objective) -> None
     assert loss == pytest.approx(same, rel=1e-5)
     for name, grad in all_at_once.items():
         assert torch.allclose(one[name], grad, atol=1e-5, rtol=1e-3), name
+
+
+@pytest.mark.parametrize("goal", [Objective(), DPACE])
+def test_a_large_vocabulary_is_processed_in_pieces_that_give_the_same_gradient(
+    goal: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _, loss = gradients(2, goal)
+    largest = []
+    heads = TrainingPass._heads
+
+    def watched(self: TrainingPass, hidden: Tensor, labels: Labels) -> BlockOutputs:
+        outputs = heads(self, hidden, labels)
+        largest.append(outputs.logits.numel())
+        return outputs
+
+    monkeypatch.setattr(TrainingPass, "_heads", watched)
+    monkeypatch.setattr(forward, "LOGITS_AT_ONCE", 5 * 4 * draft_config().draft_vocab_size)
+    pieces, _, same = gradients(2, goal)
+    assert same == pytest.approx(loss, rel=1e-6)
+    for name, grad in whole.items():
+        assert torch.allclose(pieces[name], grad, atol=1e-6, rtol=1e-4), name
+    # Two micro-batches of 12 blocks, 5 at a time, once in each direction.
+    assert len(largest) == 2 * 3 * 2
+    assert max(largest) == forward.LOGITS_AT_ONCE
 
 
 class OneDevice(TorchFunctionMode):

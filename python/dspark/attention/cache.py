@@ -106,9 +106,9 @@ class KVStore:
         """Views `[2 * key heads, end - start, head_dim]` of every layer, to write to."""
         return self.data[:, :, start:end].unbind(0)
 
-    def keys_t(self, end: int) -> tuple[Tensor, ...]:
-        """Views of the transposed keys below `end`, `[key heads, head_dim, end]`, of every layer."""
-        return self.data[:, : self.kv_heads, :end].transpose(2, 3).unbind(0)
+    def keys(self, end: int) -> tuple[Tensor, ...]:
+        """Views of the keys below `end`, `[key heads, end, head_dim]`, of every layer."""
+        return self.data[:, : self.kv_heads, :end].unbind(0)
 
     def values(self, end: int) -> tuple[Tensor, ...]:
         """Views of the values below `end`, `[key heads, end, head_dim]`, of every layer."""

@@ -29,20 +29,18 @@ _CORE_LANES = 16
 class _Part:
     """One request's rows: views into its cache, for every layer, and the masks that the layers share."""
 
-    __slots__ = ("keys_t", "start", "stop", "values", "visible", "write")
+    __slots__ = ("keys", "start", "stop", "values", "visible", "write")
 
-    def __init__(
-        self, store: KVStore, start: int, rows: int, groups: int, seen: dict[int | None, Visible]
-    ) -> None:
+    def __init__(self, store: KVStore, start: int, rows: int, seen: dict[int | None, Visible]) -> None:
         end = store.length + rows
         self.start, self.stop = start, start + rows
         self.write = store.layers(store.length, end)
-        self.keys_t, self.values = store.keys_t(end), store.values(end)
+        self.keys, self.values = store.keys(end), store.values(end)
         data = store.data
         self.visible = {
             window: (
                 visible,
-                visible.mask(groups, data.dtype, data.device) if rows <= ROWS_AT_ONCE else None,
+                visible.mask(data.dtype, data.device) if rows <= ROWS_AT_ONCE else None,
             )
             for window, visible in seen.items()
         }
@@ -50,10 +48,10 @@ class _Part:
     def attend(self, layer: int, window: int | None, queries: Tensor, fresh: Tensor) -> Tensor:
         self.write[layer].copy_(fresh.transpose(0, 1))
         visible, mask = self.visible[window]
-        keys_t, values = self.keys_t[layer], self.values[layer]
+        keys, values = self.keys[layer], self.values[layer]
         if visible.first:
-            keys_t, values = keys_t[..., visible.first :], values[:, visible.first :]
-        return attend(queries, keys_t, values, visible, mask)
+            keys, values = keys[:, visible.first :], values[:, visible.first :]
+        return attend(queries, keys, values, visible, mask)
 
 
 class CachedAttention:
@@ -102,7 +100,7 @@ class CachedAttention:
         row = 0
         for store, rows in segments:
             seen = {w: Visible(rows, store.length + rows, hides_later[w], w, anchored) for w in kinds}
-            self._parts.append(_Part(store, row, rows, query_heads // store.kv_heads, seen))
+            self._parts.append(_Part(store, row, rows, seen))
             row += rows
 
     def layer(self, index: int, heads: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,26 +11,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dspark.attention.visible import Visible
 
-ROWS_AT_ONCE = 128
-"""More rows than this are cut into pieces: less memory, and no work above the diagonal."""
+ROWS_AT_ONCE = 512
+"""More rows than this are cut into pieces: smaller masks, and less work above the diagonal."""
 
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Not cuDNN's, which torch prefers on recent GPUs: it makes a new plan for each number of keys and rows, in
 tens to hundreds of milliseconds (FunASR issue 3704, flashinfer issue 5245), and each prompt has new ones."""
 
 
-def attend(queries: Tensor, keys_t: Tensor, values: Tensor, visible: Visible, mask: Tensor | None) -> Tensor:
-    """Attention of R rows that end at the last of T keys.
-
-    On a CPU these are two matrix products with a softmax between them, measured to be faster than torch's
-    fused attention at every shape that occurs here (9/3 heads of 64, 1 to 64 rows, 40 to 2,000 keys: 1.1 to
-    1.3 times in f32, 1.1 to 5 times in bf16), except for a few tens of keys in bf16. Elsewhere it is
-    `scaled_dot_product_attention`.
+def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible, mask: Tensor | None) -> Tensor:
+    """Attention of R rows that end at the last of T keys, by `scaled_dot_product_attention`.
 
     Args:
         queries: `[R, heads, head_dim]`, already scaled by head_dim^-1/2.
-        keys_t: transposed keys `[key heads, head_dim, T]`, without the first `visible.first`.
-        values: `[key heads, T, head_dim]`, likewise.
+        keys: `[key heads, T, head_dim]`, without the first `visible.first`.
+        values: likewise.
         visible: what each row sees.
         mask: `visible.mask(...)` on the queries' device, prepared once for all layers; only read if there are
             at most `ROWS_AT_ONCE` rows.
@@ -37,48 +34,35 @@ def attend(queries: Tensor, keys_t: Tensor, values: Tensor, visible: Visible, ma
         `[R, heads * head_dim]`.
     """
     if visible.rows <= ROWS_AT_ONCE:
-        if queries.is_cpu:
-            return _two_products(queries, keys_t, values, mask)
-        return _fused(queries, keys_t, values, mask)
+        return _fused(queries, keys, values, mask, visible.triangular)
     pieces = []
-    groups = queries.shape[1] // values.shape[0]
     for start in range(0, visible.rows, ROWS_AT_ONCE):
         stop = min(start + ROWS_AT_ONCE, visible.rows)
         part = visible.piece(start, stop)
-        keys = slice(part.first - visible.first, part.total - visible.first)
-        mask = part.mask(groups, queries.dtype, queries.device)
-        pieces.append(attend(queries[start:stop], keys_t[..., keys], values[:, keys], part, mask))
+        seen = slice(part.first - visible.first, part.total - visible.first)
+        mask = part.mask(queries.dtype, queries.device)
+        pieces.append(attend(queries[start:stop], keys[:, seen], values[:, seen], part, mask))
     return torch.cat(pieces)
 
 
-def _two_products(queries: Tensor, keys_t: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    rows, heads, head_dim = queries.shape
-    kv_heads = values.shape[0]
-    groups = heads // kv_heads
-    if rows == 1:
-        scores = torch.bmm(queries.view(kv_heads, groups, head_dim), keys_t)
-        if mask is not None:
-            scores += mask
-        return torch.bmm(torch.softmax(scores, -1), values).view(1, -1)
-    grouped = queries.view(rows, kv_heads, groups, head_dim).transpose(0, 1)
-    grouped = grouped.reshape(kv_heads, rows * groups, head_dim)
-    scores = torch.bmm(grouped, keys_t) if mask is None else torch.baddbmm(mask, grouped, keys_t)
-    out = torch.bmm(torch.softmax(scores, -1), values)
-    return out.view(kv_heads, rows, groups, head_dim).transpose(0, 1).reshape(rows, -1)
-
-
-def _fused(queries: Tensor, keys_t: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+def _fused(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, triangular: bool) -> Tensor:
     """Makes each key head an element of the batch, which its group of query heads reads in place: with a mask
     and `enable_gqa`, torch only has an implementation that writes scores out and repeats keys and values."""
     rows, heads, head_dim = queries.shape
-    kv_heads, keys = values.shape[:2]
+    kv_heads, count = values.shape[:2]
     groups = heads // kv_heads
-    with sdpa_kernel(BACKENDS):
+    with _backends(queries):
         out = F.scaled_dot_product_attention(
             queries.view(rows, kv_heads, groups, head_dim).permute(1, 2, 0, 3),
-            keys_t.transpose(1, 2)[:, None].expand(kv_heads, groups, keys, head_dim),
-            values[:, None].expand(kv_heads, groups, keys, head_dim),
+            keys[:, None].expand(kv_heads, groups, count, head_dim),
+            values[:, None].expand(kv_heads, groups, count, head_dim),
             attn_mask=mask,
+            is_causal=triangular,
             scale=1.0,
         )
     return out.permute(2, 0, 1, 3).reshape(rows, -1)
+
+
+def _backends(queries: Tensor) -> AbstractContextManager[None]:
+    # The choice is the process's, so it is left alone where it makes no difference.
+    return nullcontext() if queries.is_cpu else sdpa_kernel(BACKENDS)

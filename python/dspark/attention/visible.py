@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
-
-SHORTEST_REACH = 1024
 
 
 class Visible:
@@ -28,6 +24,12 @@ class Visible:
         self.first = max(0, total - rows - window + (not anchored)) if window is not None else 0
         """The first key that any row sees."""
 
+    @property
+    def triangular(self) -> bool:
+        """Whether row i sees exactly the keys up to i, as in a prompt's first part: that needs no mask."""
+        slides = self.window is not None and not self.anchored and self.window < self.rows
+        return self.causal and self.rows == self.total and not slides
+
     def piece(self, start: int, stop: int) -> Visible:
         """Visibility of rows start .. stop - 1 alone; if causal, its `total` excludes the keys after them."""
         total = self.total - self.rows + stop if self.causal else self.total
@@ -37,39 +39,17 @@ class Visible:
             window += (total - (stop - start)) - (self.total - self.rows)
         return Visible(stop - start, total, self.causal, window, self.anchored)
 
-    def mask(self, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """The additive mask, or None where nothing is hidden. On a CPU `[rows * groups, total - first]`, each
-        row `groups` times, cut from a cached mask; elsewhere `[rows, total - first]`, see `fresh_mask`."""
-        if not self.causal or (self.rows == 1 and self.total - self.first <= (self.window or self.total)):
+    def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """The additive mask `[rows, total - first]`, or None where nothing is hidden, or only what
+        `triangular` says.
+
+        In an allocation of its own, to be aligned: fused attention on a GPU reads masks 16 bytes at a time.
+        """
+        if not self.causal or self.rows == 1 or self.triangular:
             return None
-        if device.type != "cpu":
-            return self.fresh_mask(dtype, device)
-        window = None if self.anchored else self.window
-        start = self.total - self.rows - self.first
-        reach = max(SHORTEST_REACH, 1 << (start - 1).bit_length()) if start else SHORTEST_REACH
-        return _strip(self.rows, groups, window, reach, dtype, device)[:, reach - start :]
-
-    def fresh_mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The mask `[rows, total - first]` of causal rows in an allocation of its own, to be aligned: fused
-        attention on a GPU reads masks 16 bytes at a time. Not cached, as long masks would fill a GPU."""
-        start = self.total - self.rows - self.first
-        mask = torch.full((self.rows, start + self.rows), float("-inf"), dtype=dtype, device=device)
-        mask.triu_(start + 1)
+        before = self.total - self.rows - self.first
+        mask = torch.full((self.rows, before + self.rows), float("-inf"), dtype=dtype, device=device)
+        mask.triu_(before + 1)
         if self.window is not None and not self.anchored:
-            mask += torch.full_like(mask, float("-inf")).tril_(start - self.window)
+            mask += torch.full_like(mask, float("-inf")).tril_(before - self.window)
         return mask
-
-
-@lru_cache(maxsize=32)
-def _strip(
-    rows: int, groups: int, window: int | None, reach: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """The mask of `rows` rows after `reach` earlier keys; cut on the left, it is that after fewer keys."""
-    with torch.inference_mode(False):  # kept for later passes, which may want gradients
-        own = torch.arange(reach, reach + rows, device=device)[:, None]
-        keys = torch.arange(reach + rows, device=device)
-        hidden = keys > own
-        if window is not None:
-            hidden |= keys <= own - window
-        mask = torch.zeros(rows, reach + rows, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-        return mask.repeat_interleave(groups, 0)

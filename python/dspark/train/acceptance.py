@@ -69,9 +69,12 @@ class HeldOut:
         sums = {t: _Sums(width) for t in (*self.temperatures, 0.0)}
         with torch.no_grad(), torch.autocast(self._head.device.type, torch.bfloat16, enabled=bf16):
             for one in self._held:
-                outputs = training(one.batch, one.anchors, width)
-                for t in sums:
-                    sums[t].add(self._accepted(one, outputs, training.draft.target_ids, t), outputs)
+
+                def add(outputs: BlockOutputs, one: _Held = one) -> None:
+                    for t in sums:
+                        sums[t].add(self._accepted(one, outputs, training.draft.target_ids, t), outputs)
+
+                training(one.batch, one.anchors, width, add)
         training.train(was_training)
         if hasattr(training, "reshard"):  # sharded: otherwise only a backward pass reshards
             training.reshard()  # type: ignore[operator]

@@ -58,6 +58,11 @@ class Labels:
     tokens: Tensor
     counted: Tensor
 
+    def split(self, blocks: int) -> list[Labels]:
+        """Those of `blocks` blocks at a time."""
+        parts = (getattr(self, name).split(blocks) for name in self.__slots__)
+        return [Labels(*part) for part in zip(*parts, strict=True)]
+
 
 ANCHORS_AT_ONCE = 32
 """If answers are short, the number of places for anchors is a multiple of this, so that shapes do not change

@@ -15,6 +15,7 @@ import dataclasses
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from dspark.train.batch import Anchors, Batch
 from dspark.train.create import draft_from
 from dspark.train.data.conversations import Conversation
 from dspark.train.examples import collate
-from dspark.train.forward import TrainingPass
+from dspark.train.forward import BlockOutputs, TrainingPass
 from dspark.train.gather import directories, gather, tokenizer_of
 from dspark.train.loop import Pace
 from dspark.train.run import train
@@ -218,17 +219,20 @@ def _odd(
 ) -> int:
     """How many rounds accepted a different number of tokens than the training pass agrees with."""
     positions = torch.tensor([anchors], device=batch.token_ids.device)
+    ids = training.draft.target_ids
+
+    def agreed(outputs: BlockOutputs) -> list[tuple[int, list[float]]]:
+        drafted = outputs.logits.argmax(-1)
+        drafted = drafted if ids is None else ids[drafted]
+        agrees = ((drafted == outputs.labels.tokens) & outputs.labels.counted).cumprod(1).sum(1)
+        top = outputs.logits.topk(2, dim=-1).values
+        return list(zip(agrees.tolist(), (top[..., 0] - top[..., 1]).tolist(), strict=True))
+
     with torch.no_grad():
         kept = Anchors(positions, torch.ones_like(positions, dtype=torch.bool))
-        outputs = training(batch, kept, training.draft.config.block_size)
-    ids = training.draft.target_ids
-    drafted = outputs.logits.argmax(-1)
-    drafted = drafted if ids is None else ids[drafted]
-    agrees = ((drafted == outputs.labels.tokens) & outputs.labels.counted).cumprod(1).sum(1)
-    top = outputs.logits.topk(2, dim=-1).values
-    close = (top[..., 0] - top[..., 1]).tolist()
+        pieces = training(batch, kept, training.draft.config.block_size, agreed)
     odd = 0
-    for row, (was, verified) in enumerate(accepted):
-        offline = min(int(agrees[row]), verified)
-        odd += offline != was and close[row][min(offline, was)] > NEAR
+    for (agrees, close), (was, verified) in zip(chain.from_iterable(pieces), accepted, strict=True):
+        offline = min(agrees, verified)
+        odd += offline != was and close[min(offline, was)] > NEAR
     return odd

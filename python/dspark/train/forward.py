@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dspark.draft import DSparkDraftModel
 from dspark.layers.decoder import Attend, DecoderLayer, decoder_layers
@@ -13,9 +15,15 @@ from dspark.layers.rotary import RotaryTable
 from dspark.train.attention import BlockAttention, block_attention, kind_for
 from dspark.train.batch import Anchors, Batch, Labels, label_blocks
 
+T = TypeVar("T")
+
+LOGITS_AT_ONCE = 1 << 27
+"""Half a gigabyte in float32. 2,048 blocks of 7 over 150,000 tokens would have 16 times as many, and losses
+and gradients need several matrices of that size."""
+
 
 class BlockOutputs(NamedTuple):
-    """The outputs for the M kept blocks of width K.
+    """The outputs for M blocks of width K.
 
     Attributes:
         logits: `[M, K, draft vocabulary]`, Markov bias included, each slot given the true token before it.
@@ -45,11 +53,30 @@ class TrainingPass(nn.Module):
         self.attention = attention
         self._rotary: RotaryTable | None = None
 
-    def forward(self, batch: Batch, anchors: Anchors, width: int) -> BlockOutputs:
-        """`width` inputs per block: the anchor, then mask tokens."""
+    def forward(
+        self, batch: Batch, anchors: Anchors, width: int, read: Callable[[BlockOutputs], T]
+    ) -> list[T]:
+        """What `read` makes of the outputs, which are only there while it reads.
+
+        All blocks at once, or, if that is more than `LOGITS_AT_ONCE`, some after the other: a backward pass
+        then computes their outputs and `read` again.
+
+        Args:
+            width: inputs of each block: the anchor, then mask tokens.
+        """
         labels = label_blocks(batch.token_ids, batch.answers, anchors, width)
         hidden = self._backbone(batch, anchors, width)[anchors.kept]
-        return self._heads(hidden, labels)
+        blocks = max(1, LOGITS_AT_ONCE // (width * self.draft.config.draft_vocab_size))
+
+        def piece(hidden: Tensor, labels: Labels) -> T:
+            return read(self._heads(hidden, labels))
+
+        if len(hidden) <= blocks:
+            return [piece(hidden, labels)]
+        pieces = zip(torch.split(hidden, blocks), labels.split(blocks), strict=True)
+        if not torch.is_grad_enabled():
+            return [piece(*one) for one in pieces]
+        return [checkpoint(piece, *one, use_reentrant=False, preserve_rng_state=False) for one in pieces]
 
     def _backbone(self, batch: Batch, anchors: Anchors, width: int) -> Tensor:
         """`[B, N, K, hidden]`."""

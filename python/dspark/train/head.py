@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dspark.checkpoint.load import read_tensor
+from dspark.draft import DSparkDraftModel
 from dspark.draft.export.borrowed import borrowed_tensors
 from dspark.draft.packaging.common import EMBEDDINGS, HEAD
 from dspark.errors import ConfigError
@@ -52,6 +53,14 @@ def check_head(target: Target, path: Path) -> None:
             f"{apart:.3g} (the largest is {largest:.3g}), so it has a factor or a bias, which a draft's head "
             "cannot have: no draft can be trained for it"
         )
+
+
+def frozen_head(draft: DSparkDraftModel) -> Tensor:
+    """The head of a draft made by `dspark.train.create`, `[draft vocabulary, hidden]`, f32, without gradients
+    and not copied: with a large vocabulary it is gigabytes. To be taken before the draft is sharded."""
+    if draft.lm_head is None:
+        raise ConfigError("a draft in training has a head of its own")
+    return draft.lm_head.weight.detach()
 
 
 def teacher_logits(hidden: Tensor, head: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,6 +75,13 @@ class Terms(NamedTuple):
         return ce * self.cross_entropy / (said_weight + TINY) + (
             distance * self.distance + confidence * self.confidence
         ) / (weight + TINY)
+
+
+def joined(parts: Sequence[Terms]) -> Terms:
+    """The terms of all blocks, from those of some at a time."""
+    columns = dict(zip(Terms._fields, zip(*parts, strict=True), strict=True))
+    each = {name: torch.cat(columns.pop(name)) for name in ("accepted", "counted")}
+    return Terms(**{name: torch.stack(sums).sum(0) for name, sums in columns.items()}, **each)
 
 
 def slot_weights(counted: Tensor, decay: float) -> Tensor:

@@ -30,7 +30,7 @@ from dspark.train.data.conversations import Conversation, fingerprint, frequent_
 from dspark.train.data.generate import LeftOut
 from dspark.train.examples import StateSource
 from dspark.train.gather import directories, gather, generate, is_generated, tokenizer_of
-from dspark.train.head import check_head, embeddings_and_head
+from dspark.train.head import check_head, embeddings_and_head, frozen_head
 from dspark.train.identity import identity, named
 from dspark.train.lock import held
 from dspark.train.report import Say
@@ -188,7 +188,9 @@ def _check_data(settings: Settings, state: dict[str, Any] | None, run: dict[str,
 def teacher_of(ready: Prepared) -> Teacher:
     """The target as a teacher, with a head in float32 where its own computes in 16 bits."""
     config, target, head = ready.draft.config, ready.target, None
-    if target.dtype.itemsize < 4:
+    if target.dtype.itemsize < 4 and not config.reduced:
+        head = frozen_head(ready.draft)
+    elif target.dtype.itemsize < 4:
         shape = (config.vocab_size, config.target_hidden_size)
         head = embeddings_and_head(ready.checked.path, shape, None)[1].to(ready.world.device)
     return Teacher(target, config.target_layer_ids, head)

@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dspark.errors import ConfigError
+from torch import Tensor
+
 from dspark.train.acceptance import TEMPERATURES, HeldOut
 from dspark.train.attention import why_not_flex
 from dspark.train.checkpoint import load_state, load_weights, save_state
 from dspark.train.create import trained_parameters
 from dspark.train.data.conversations import evaluated
+from dspark.train.head import frozen_head
 from dspark.train.loop import Loop, Progress
 from dspark.train.optimiser import Optimiser, Rate
 from dspark.train.prepare import Prepared, at_work, prepare, states_of, teacher_of
@@ -68,7 +70,7 @@ def _train(settings: Settings, ready: Prepared, started: float, say: Say) -> dic
 
 def _go_on(settings: Settings, ready: Prepared, at: Progress, started: float, say: Say) -> Progress:
     world, draft, config = ready.world, ready.draft, ready.draft.config
-    teacher = teacher_of(ready)
+    teacher, head = teacher_of(ready), frozen_head(draft)
     source = states_of(settings, ready, teacher, say)
     attention = settings.attention
     if attention is None and (reason := why_not_flex(world.device, config.head_dim)) is not None:
@@ -85,7 +87,7 @@ def _go_on(settings: Settings, ready: Prepared, at: Progress, started: float, sa
         load_state(ready.state, draft, optimiser)
         say(f"resuming at step {at.step:,} of {settings.pace.steps:,}")
     log = Log(settings.output, at.step, settings.tensorboard) if world.is_main else None
-    held_out = _held_out(settings, ready, teacher)
+    held_out = _held_out(settings, ready, teacher, head)
     loop = Loop(
         Stepper(
             module,
@@ -127,16 +129,13 @@ def _go_on(settings: Settings, ready: Prepared, at: Progress, started: float, sa
     return at
 
 
-def _held_out(settings: Settings, ready: Prepared, teacher: Teacher) -> HeldOut | None:
+def _held_out(settings: Settings, ready: Prepared, teacher: Teacher, head: Tensor) -> HeldOut | None:
     if not ready.held_out or settings.held_out_sequences == 0:
         return None
-    head = ready.draft.lm_head
-    if head is None:
-        raise ConfigError("a draft in training has a head of its own")
     return HeldOut(
         evaluated(ready.held_out, settings.held_out_sequences),
         teacher,
-        whole(head.weight.detach()),
+        head,
         anchors=settings.held_out_anchors,
         temperatures=TEMPERATURES,
         seed=settings.seed,

@@ -14,9 +14,9 @@ from dspark.train.batch import Anchors, Batch, choose_anchors, label_blocks
 from dspark.train.data.conversations import Conversation
 from dspark.train.distances import TeacherLaw
 from dspark.train.examples import StateSource, collate, framed, noisy, seeded
-from dspark.train.forward import TrainingPass
-from dspark.train.head import teacher_logits
-from dspark.train.losses import Objective, Terms, loss_terms, slot_weights
+from dspark.train.forward import BlockOutputs, TrainingPass
+from dspark.train.head import frozen_head, teacher_logits
+from dspark.train.losses import Objective, Terms, joined, loss_terms, slot_weights
 from dspark.train.world import World
 
 
@@ -49,13 +49,15 @@ class LossPass(nn.Module):
         return self._draft_of[tokens]
 
     def forward(self, batch: Batch, anchors: Anchors, width: int, goal: Objective) -> Terms:
-        outputs = self.training_pass(batch, anchors, width)
-        labels = outputs.labels
-        # Compute each row of the teacher once, however many blocks read it.
-        needed, rows = torch.unique(labels.positions, return_inverse=True)
-        logits = teacher_logits(batch.hidden.flatten(0, 1)[needed], self._head)
-        law = TeacherLaw.of_logits(logits, batch.normalisers.flatten()[needed])
-        return loss_terms(outputs, law, rows, self.said(labels.tokens), goal)
+        def terms(outputs: BlockOutputs) -> Terms:
+            labels = outputs.labels
+            # Compute each row of the teacher once, however many of these blocks read it.
+            needed, rows = torch.unique(labels.positions, return_inverse=True)
+            logits = teacher_logits(batch.hidden.flatten(0, 1)[needed], self._head)
+            law = TeacherLaw.of_logits(logits, batch.normalisers.flatten()[needed])
+            return loss_terms(outputs, law, rows, self.said(labels.tokens), goal)
+
+        return joined(self.training_pass(batch, anchors, width, terms))
 
 
 @dataclass(slots=True)
@@ -178,6 +180,4 @@ class Stepper:
 def loss_pass_of(draft: DSparkDraftModel, *, detach_confidence: bool, attention: str | None) -> LossPass:
     """The pass that trains a draft made by `dspark.train.create`."""
     training = TrainingPass(draft, detach_confidence=detach_confidence, attention=attention)
-    if draft.lm_head is None:
-        raise ValueError("a draft in training has a head of its own")
-    return LossPass(training, draft.lm_head.weight.detach(), draft.target_ids)
+    return LossPass(training, frozen_head(draft), draft.target_ids)
