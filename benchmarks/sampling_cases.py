@@ -97,10 +97,12 @@ class SamplingCase:
     def core_chain(self) -> list[list[int]]:
         """The core's chains, request by request."""
         rows = self.base.split(self.block)
-        given = zip(self.anchors, rows, self.params, self.noise, strict=True)
+        given = zip(self.anchors, rows, self.params, self.noise, self.history, strict=True)
         return [
-            _core.draft_chain(anchor, base, None, self.heads, self.rule, params, noise, output_ids=[4])[0]
-            for anchor, base, params, noise in given
+            _core.draft_chain(
+                anchor, base, None, self.heads, self.rule, params, noise, prompt_ids=prompt, output_ids=output
+            )[0]
+            for anchor, base, params, noise, (prompt, output) in given
         ]
 
     def core_verdict(self, ids: list[list[int]]) -> list[Any]:

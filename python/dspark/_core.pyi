@@ -12,11 +12,12 @@ __all__ = [
     "ChainPlan",
     "CostTable",
     "Engine",
+    "HalfProduct",
     "KernelAttention",
     "KernelDelta",
     "Kernels",
     "Noise",
-    "Product",
+    "SmallProduct",
     "Ticket",
     "Uniforms",
     "VerifyPlan",
@@ -99,14 +100,22 @@ class Attention:
         segments: list[tuple[int, int, int, int]],
         reaches: list[tuple[bool, int, bool]],
         workers: int,
+        threads: int,
     ) -> Attention: ...
     def layer(self, index: int, reach: int, input: int, row_stride: int, output: int) -> None: ...
 
 @final
-class Product:
+class SmallProduct:
     """A small float32 weight `[cols, inner]`, packed for products of a few rows; `run` works by address."""
 
-    def __new__(cls, weight: Any) -> Product: ...
+    def __new__(cls, weight: Any) -> SmallProduct: ...
+    def run(self, x: int, rows: int, start: int, out: int) -> None: ...
+
+@final
+class HalfProduct:
+    """A weight `[cols, inner]` in 16 bits, for products of a few rows; `run` works by address."""
+
+    def __new__(cls, weight: Any, workers: int) -> HalfProduct: ...
     def run(self, x: int, rows: int, start: int, out: int) -> None: ...
 
 @final
@@ -317,6 +326,7 @@ def draft_chain(
     limit: int | None = None,
     threshold: float | None = None,
     candidates: int | None = None,
+    prompt_ids: Sequence[int] = ...,
     output_ids: Sequence[int] = ...,
 ) -> tuple[list[int], list[float]]: ...
 def step_logits(

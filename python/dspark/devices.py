@@ -53,17 +53,22 @@ def has_fast_products(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.bfloat16 and check is not None and bool(check())
 
 
-def warn_if_slow(what: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Logs a warning if `device` multiplies a 16-bit `dtype` many times more slowly than float32, because
+def multiplies_in_software(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch's products in a 16-bit `dtype` are many times slower on `device` than in float32, because
     neither the CPU nor oneDNN supports it (bfloat16 with AVX2 alone: 64 rows take four times as long, 2,000
     ten times)."""
     name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(
         dtype
     )
     if device.type != "cpu" or name is None:
-        return
+        return False
     check = getattr(torch.ops.mkldnn, name, None)  # private: absent means no
-    if check is None or not check():
+    return check is None or not check()
+
+
+def warn_if_slow(what: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Logs a warning about `what` if `device` multiplies `dtype` in software."""
+    if multiplies_in_software(dtype, device):
         _log.warning(
             "%s: this CPU multiplies %s slowly: float32 is several times as fast",
             what,

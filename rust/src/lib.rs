@@ -24,6 +24,7 @@ pub mod rows;
 pub mod schedule;
 pub mod stop;
 mod threads;
+pub mod workers;
 
 #[cfg(feature = "python")]
 mod python;

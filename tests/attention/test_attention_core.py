@@ -121,8 +121,8 @@ def test_runs_on_torchs_threads() -> None:
 )
 def test_refuses_what_does_not_fit(head_dim: int, segment: tuple[int, int, int, int]) -> None:
     with pytest.raises(RequestError, match="attention got 4 heads over 2"):
-        _core.Attention("float32", 2, 4, head_dim, [segment], [(True, 0, False)], 0)
+        _core.Attention("float32", 2, 4, head_dim, [segment], [(True, 0, False)], 0, 1)
     with pytest.raises(RequestError, match="float32 and bfloat16, not float64"):
-        _core.Attention("float64", 2, 4, 32, [(64, 8, 4, 1)], [(True, 0, False)], 0)
+        _core.Attention("float64", 2, 4, 32, [(64, 8, 4, 1)], [(True, 0, False)], 0, 1)
     with pytest.raises(RequestError, match="no kind of visibility 1"):
-        _core.Attention("float32", 2, 4, 32, [], [(True, 0, False)], 0).layer(0, 1, 64, 8, 64)
+        _core.Attention("float32", 2, 4, 32, [], [(True, 0, False)], 0, 1).layer(0, 1, 64, 8, 64)

@@ -242,7 +242,10 @@ def test_a_dtype_that_this_cpu_multiplies_slowly_is_said(
     supported(False)
     warn_if_slow(str(tiny), dtype, torch.device("cuda"))
     load_target(tiny, dtype=torch.float32)
+    monkeypatch.setattr("dspark.target.load.serves", lambda *_: True)
+    load_target(tiny, dtype=dtype)
     assert not caplog.messages
+    monkeypatch.setattr("dspark.target.load.serves", lambda *_: False)
     load_target(tiny, dtype=dtype)
     name = str(dtype).removeprefix("torch.")
     assert caplog.messages == [f"{tiny}: this CPU multiplies {name} slowly: float32 is several times as fast"]

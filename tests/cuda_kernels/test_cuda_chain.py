@@ -53,6 +53,7 @@ class Pass:
                 rule,
                 self.params[i],
                 self.noise[i],
+                prompt_ids=self.history[i][0],
                 output_ids=self.history[i][1],
                 **settings,
             )
@@ -139,7 +140,7 @@ def draft_pass(
         anchors=[row[0] for row in ids],
         params=[neutral(**given) for given in params],
         noise=[_core.Noise(77 * seed + i, 20 + i, i % 2) for i in range(count)],
-        history=[([], row[1 : 1 + i % 4]) for i, row in enumerate(ids)],
+        history=[(row[4 - i % 4 :], row[1 : 1 + i % 4]) for i, row in enumerate(ids)],
         lead=lead,
         tokens=tokens,
     )

@@ -143,6 +143,7 @@ def _core_pass(
         [(store.data.data_ptr(), store.capacity, store.length, rows) for store, rows in segments],
         reaches,
         parallel_region(),
+        torch.get_num_threads(),
     )
 
 

@@ -1,4 +1,4 @@
-"""torch's OpenMP threads, for the core's attention."""
+"""torch's OpenMP threads, for the core's attention and products."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 @cache
 def parallel_region() -> int:
     """Address of `GOMP_parallel` in the OpenMP library that torch runs on; 0 where it cannot be found:
-    the core's attention then runs on one thread.
+    the core then works on one thread.
 
     Looked up through torch's own library, whose dependencies are searched first: a process may hold more
     OpenMP libraries (scikit-learn brings one), and the threads of two would compete for the cores.

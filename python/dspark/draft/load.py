@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dspark.checkpoint.load import ParameterReader, Progress, on_meta, resolve_dtype
-from dspark.devices import has_fast_products
 from dspark.draft.build import build_draft
 from dspark.draft.config import DraftConfig
 from dspark.draft.doubts import warn_of_doubts
@@ -22,6 +21,7 @@ from dspark.draft.packaging.heads import CONFIDENCE_BIAS, stored_name
 from dspark.draft.parameters import stored_parameters
 from dspark.draft.vocabulary import OFFSETS, read_target_ids
 from dspark.errors import CheckpointError, ConfigError
+from dspark.layers.half import is_fast
 from dspark.target.protocol import Target
 
 
@@ -103,9 +103,9 @@ def _place_vocabulary(model: DSparkDraftModel, reader: ParameterReader, tokens: 
 
 
 def _auto_dtype(stored: torch.dtype, target: Target | None, device: torch.device) -> torch.dtype:
-    if target is None or (stored.itemsize < target.dtype.itemsize and has_fast_products(stored, device)):
+    if target is None or (stored.itemsize < target.dtype.itemsize and is_fast(stored, device)):
         return stored
-    if target.dtype.itemsize < torch.float32.itemsize and not has_fast_products(target.dtype, device):
+    if target.dtype.itemsize < torch.float32.itemsize and not is_fast(target.dtype, device):
         return torch.float32
     return target.dtype
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dspark import _core
+from dspark.layers.half import HalfProduct, check_rows, serves
 
 EXPECTED_ROWS = 8
 """The number of rows that weights are packed for: a draft block, or a verify pass."""
@@ -54,14 +55,16 @@ def _is_small(weight: Tensor) -> bool:
 class FusedLinear:
     """y = x W^T + b for the stacked rows of one or more linears, without gradients.
 
-    `add(x, residual)` returns residual + y in the same operation. x must be two-dimensional, `[rows, in]`.
+    `add(x, residual)` returns residual + y in the same operation; a bias is added to the residual first. x
+    must be two-dimensional, `[rows, in]`.
     With `input_scale` `[in]` the product is that of input_scale * x: the scale is folded into the weight.
 
     Large weights go through oneDNN's packed product, small f32 ones with few rows through the core's (2 to 16
-    rows; 8 rows with 96 x 512 take 5 us instead of 11), the rest through torch's own.
+    rows; 8 rows with 96 x 512 take 5 us instead of 11), those in 16 bits that torch would multiply in
+    software through the core's as well, the rest through torch's own.
     """
 
-    __slots__ = ("bias", "columns", "packed", "small", "weight_t")
+    __slots__ = ("bias", "columns", "half", "inputs", "packed", "small", "weight_t")
 
     def __init__(
         self, linears: Sequence[nn.Linear], input_scale: Tensor | None = None, release: bool = False
@@ -77,18 +80,23 @@ class FusedLinear:
         del weights
         if input_scale is not None:
             weight = weight * input_scale
-        self.columns = weight.shape[0]
+        self.columns, self.inputs = weight.shape
         self.packed: Tensor | None = None
         self.weight_t: Tensor | None = None
-        self.small: _core.Product | None = None
-        if _can_pack(weight):
+        self.small: _core.SmallProduct | None = None
+        self.half: HalfProduct | None = None
+        if serves(weight.dtype, weight.device) and weight.numel():
+            self.half = HalfProduct(weight)
+        elif _can_pack(weight):
             self.packed = _reorder(weight, EXPECTED_ROWS)  # type: ignore[misc]
         else:
             self.weight_t = weight.t()
             if self.bias is None and _is_small(weight):
-                self.small = _core.Product(weight)
+                self.small = _core.SmallProduct(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.half is not None:
+            return self.half(x, self.bias)
         if self.packed is not None:
             return _pointwise(x, self.packed, self.bias, "none", [], "")  # type: ignore[misc]
         if self.small is not None and 1 < x.shape[0] <= FEW_ROWS:
@@ -98,6 +106,8 @@ class FusedLinear:
         return torch.addmm(self.bias, x, self.weight_t)  # type: ignore[arg-type]
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        if self.half is not None:
+            return self.half(x, residual if self.bias is None else residual + self.bias)
         if self.packed is not None:
             return _pointwise_binary(x, residual, self.packed, self.bias, "add")  # type: ignore[misc]
         if self.small is not None and 1 < x.shape[0] <= FEW_ROWS:
@@ -107,7 +117,8 @@ class FusedLinear:
             residual = residual + self.bias
         return torch.addmm(residual, x, self.weight_t)  # type: ignore[arg-type]
 
-    def _few_rows(self, small: _core.Product, x: Tensor, start: int) -> Tensor:
+    def _few_rows(self, small: _core.SmallProduct, x: Tensor, start: int) -> Tensor:
+        check_rows(x, self.inputs, torch.float32)
         x = x.contiguous()
         rows = x.shape[0]
         out = x.new_empty((rows, self.columns))

@@ -10,7 +10,8 @@ import torch
 
 from dspark.checkpoint.config_file import ConfigFile
 from dspark.devices import warn_if_slow
-from dspark.target.families import family_of
+from dspark.layers.half import serves
+from dspark.target.families import ADAPTER, family_of
 
 if TYPE_CHECKING:
     from dspark.checkpoint.load import Progress
@@ -28,7 +29,8 @@ def load_target(
 
     Args:
         path: directory with config.json and safetensors weights, single or sharded.
-        dtype: "auto" keeps the checkpoint's. A warning is logged where a CPU multiplies the dtype slowly.
+        dtype: "auto" keeps the checkpoint's. A warning is logged where a CPU multiplies the dtype slowly,
+            and the core does not do it instead.
         progress: called with bytes read so far and in all.
 
     Raises:
@@ -37,7 +39,8 @@ def load_target(
     directory = Path(path)
     family = family_of(ConfigFile.read(directory / "config.json"))
     target: Target = family.load(directory, device=device, dtype=dtype, progress=progress)
-    warn_if_slow(str(directory), target.dtype, target.device)
+    if family is ADAPTER or not serves(target.dtype, target.device):
+        warn_if_slow(str(directory), target.dtype, target.device)
     return target
 
 

@@ -74,8 +74,6 @@ class TrainingPass(nn.Module):
         if len(hidden) <= blocks:
             return [piece(hidden, labels)]
         pieces = zip(torch.split(hidden, blocks), labels.split(blocks), strict=True)
-        if not torch.is_grad_enabled():
-            return [piece(*one) for one in pieces]
         return [checkpoint(piece, *one, use_reentrant=False, preserve_rng_state=False) for one in pieces]
 
     def _backbone(self, batch: Batch, anchors: Anchors, width: int) -> Tensor:

@@ -1,4 +1,4 @@
-//! One request's rows against one key head.
+//! One request's rows against a piece of the keys of one head.
 //!
 //! Every query is summed in the same order whatever other rows the pass has, so a row's result is the same to
 //! the last bit however many rows a pass verifies.
@@ -9,6 +9,7 @@ use half::bf16;
 use super::lanes::x86;
 use super::lanes::{Lanes, Portable};
 use super::softmax::Softmax;
+use super::split::Part;
 use super::tile::{TILE, add_values, score};
 use super::{Heads, Layer, Segment};
 
@@ -66,76 +67,103 @@ impl Element for bf16 {
     }
 }
 
-/// One task: all queries of one key head of one segment.
+/// One task: all queries of one key head of one segment, over the keys of `part`. Stores the new keys and
+/// values among these. Returns sums `[queries, size]` and states of the queries.
 ///
 /// # Safety
 /// As [`super::Pass::layer`] says.
-pub(super) unsafe fn attend<T: Element>(heads: Heads, segment: &Segment, head: usize, layer: &Layer) {
+pub(super) unsafe fn attend<T: Element>(
+    heads: Heads,
+    segment: &Segment,
+    layer: &Layer,
+    part: &Part,
+    sums: &mut [f32],
+    states: &mut [Softmax],
+) {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
             // SAFETY: the processor has the instructions; the rest is what the caller vouches for.
-            return unsafe { attend_512::<T>(heads, segment, head, layer) };
+            return unsafe { attend_512::<T>(heads, segment, layer, part, sums, states) };
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             // SAFETY: the processor has the instructions; the rest is what the caller vouches for.
-            return unsafe { attend_256::<T>(heads, segment, head, layer) };
+            return unsafe { attend_256::<T>(heads, segment, layer, part, sums, states) };
         }
     }
     // SAFETY: as the caller vouches.
-    unsafe { attend_with::<T, Portable>(heads, segment, head, layer) }
+    unsafe { attend_with::<T, Portable>(heads, segment, layer, part, sums, states) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-unsafe fn attend_512<T: Element>(heads: Heads, segment: &Segment, head: usize, layer: &Layer) {
+unsafe fn attend_512<T: Element>(
+    heads: Heads,
+    segment: &Segment,
+    layer: &Layer,
+    part: &Part,
+    sums: &mut [f32],
+    states: &mut [Softmax],
+) {
     // SAFETY: as the caller vouches.
-    unsafe { attend_with::<T, x86::Avx512>(heads, segment, head, layer) }
+    unsafe { attend_with::<T, x86::Avx512>(heads, segment, layer, part, sums, states) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn attend_256<T: Element>(heads: Heads, segment: &Segment, head: usize, layer: &Layer) {
+unsafe fn attend_256<T: Element>(
+    heads: Heads,
+    segment: &Segment,
+    layer: &Layer,
+    part: &Part,
+    sums: &mut [f32],
+    states: &mut [Softmax],
+) {
     // SAFETY: as the caller vouches.
-    unsafe { attend_with::<T, x86::Avx2>(heads, segment, head, layer) }
+    unsafe { attend_with::<T, x86::Avx2>(heads, segment, layer, part, sums, states) }
 }
 
 /// # Safety
 /// As [`super::Pass::layer`] says, and the processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn attend_with<T: Element, V: Lanes>(heads: Heads, segment: &Segment, head: usize, layer: &Layer) {
+unsafe fn attend_with<T: Element, V: Lanes>(
+    heads: Heads,
+    segment: &Segment,
+    layer: &Layer,
+    part: &Part,
+    sums: &mut [f32],
+    states: &mut [Softmax],
+) {
     let Heads { keys: key_heads, groups, size } = heads;
     let &Segment { length, rows, capacity, first, .. } = segment;
-    let total = length + rows;
+    let head = part.head;
     let query_heads = key_heads * groups;
     let row = |i: usize, head: usize| {
         let offset = (first + i) * layer.row_stride + head * size;
         // SAFETY: a head of a row of the input.
         unsafe { std::slice::from_raw_parts((layer.input as *const T).add(offset), size) }
     };
+    // Of the cache, a task touches its part alone: other tasks have the others.
     let stored = |head: usize| {
-        let offset = (layer.index * 2 * key_heads + head) * capacity * size;
-        // SAFETY: the first `total` positions of a head of this layer, which belong to this task.
-        unsafe { std::slice::from_raw_parts_mut((segment.cache as *mut T).add(offset), total * size) }
+        let offset = ((layer.index * 2 * key_heads + head) * capacity + part.keys.start) * size;
+        // SAFETY: these positions of a head of this layer are below `total`, and belong to this task.
+        unsafe {
+            std::slice::from_raw_parts_mut((segment.cache as *mut T).add(offset), part.keys.len() * size)
+        }
     };
     let (keys, values) = (stored(head), stored(key_heads + head));
-    for i in 0..rows {
-        let at = (length + i) * size..(length + i + 1) * size;
-        keys[at.clone()].copy_from_slice(row(i, query_heads + head));
-        values[at].copy_from_slice(row(i, query_heads + key_heads + head));
+    for position in part.keys.start.max(length)..part.keys.end {
+        let (i, at) = (position - length, position - part.keys.start);
+        keys[at * size..(at + 1) * size].copy_from_slice(row(i, query_heads + head));
+        values[at * size..(at + 1) * size].copy_from_slice(row(i, query_heads + key_heads + head));
     }
 
     let count = rows * groups;
-    let mut space = vec![0.0f32; 2 * count * size + TILE * size + count * TILE];
+    let mut space = vec![0.0f32; count * size + TILE * size + count * TILE];
     let (queries, rest) = space.split_at_mut(count * size);
-    let (sums, rest) = rest.split_at_mut(count * size);
     let (widened, weights) = rest.split_at_mut(TILE * size);
     let (weights, _) = weights.as_chunks_mut::<TILE>();
-    let mut states = vec![Softmax::EMPTY; count];
-    let (mut start, mut end) = (total, 0);
     for i in 0..rows {
-        let (from, to) = layer.reach.of(i, rows, length);
-        (start, end) = (start.min(from), end.max(to));
         for g in 0..groups {
             let query = row(i, head * groups + g);
             for j in 0..size {
@@ -144,11 +172,15 @@ unsafe fn attend_with<T: Element, V: Lanes>(heads: Heads, segment: &Segment, hea
         }
     }
 
+    let seen = layer.reach.of_all(rows, length);
+    let (mut start, end) = (seen.start.max(part.keys.start), seen.end.min(part.keys.end));
     while start < end {
         let stop = end.min(start + TILE);
-        let tile = T::view(&keys[start * size..stop * size], widened);
+        let at = (start - part.keys.start) * size..(stop - part.keys.start) * size;
+        let tile = T::view(&keys[at.clone()], widened);
         for q in 0..count {
             let (from, to) = layer.reach.of(q / groups, rows, length);
+            let to = to.min(stop);
             // SAFETY: as the caller vouches.
             unsafe { score::<V>(&queries[q * size..(q + 1) * size], tile, &mut weights[q]) };
             if from > start || to < start + TILE {
@@ -165,7 +197,7 @@ unsafe fn attend_with<T: Element, V: Lanes>(heads: Heads, segment: &Segment, hea
                 }
             }
         }
-        let tile = T::view(&values[start * size..stop * size], widened);
+        let tile = T::view(&values[at], widened);
         let mut q = 0;
         while q < count {
             let (sums, weights) = (&mut sums[q * size..], &weights[q..]);
@@ -182,15 +214,29 @@ unsafe fn attend_with<T: Element, V: Lanes>(heads: Heads, segment: &Segment, hea
         }
         start = stop;
     }
+}
 
-    for q in 0..count {
+/// Writes the output of all queries of key head `head` of one segment.
+///
+/// # Safety
+/// As [`super::Pass::layer`] says.
+pub(super) unsafe fn finish<T: Element>(
+    heads: Heads,
+    segment: &Segment,
+    layer: &Layer,
+    head: usize,
+    sums: &[f32],
+    states: &[Softmax],
+) {
+    let Heads { keys: key_heads, groups, size } = heads;
+    for (q, (sums, state)) in sums.chunks_exact(size).zip(states).enumerate() {
         let (i, g) = (q / groups, q % groups);
-        let offset = ((first + i) * query_heads + head * groups + g) * size;
+        let offset = ((segment.first + i) * key_heads * groups + head * groups + g) * size;
         // SAFETY: one head of one row of the output, which belongs to this task.
         let out = unsafe { std::slice::from_raw_parts_mut((layer.output as *mut T).add(offset), size) };
-        let factor = states[q].inverse_sum();
-        for j in 0..size {
-            out[j] = T::narrow(sums[q * size + j] * factor);
+        let factor = state.inverse_sum();
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = T::narrow(sum * factor);
         }
     }
 }

@@ -2,16 +2,22 @@
 //!
 //! torch has no operation for ragged rows over separate caches, and a call per request costs more than its
 //! arithmetic: with 32 requests of SmolLM2, half of a pass. Here a layer is a list of independent tasks, one
-//! for each request and key head, which any workers may take.
+//! for each request, key head and part of a long context, which any workers may take.
 
 mod kernel;
 mod lanes;
 mod softmax;
+mod split;
 mod tile;
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 pub use kernel::Element;
+
+use self::softmax::Softmax;
+use self::split::{PART, Part, Parts};
+use crate::workers::Workers;
 
 /// Head sizes are multiples of this.
 pub const LANES: usize = 16;
@@ -50,6 +56,12 @@ impl Reach {
         };
         (start, end)
     }
+
+    /// The range of keys that any of the rows sees.
+    pub(crate) fn of_all(self, rows: usize, length: usize) -> Range<usize> {
+        // No row sees an earlier key than the first one.
+        self.of(0, rows, length).0..length + rows
+    }
 }
 
 /// One request's rows of a pass, and where its cache is.
@@ -85,31 +97,27 @@ pub struct Layer {
     pub output: usize,
 }
 
-/// Runs tasks 0 .. n, each once, in any order, on any threads; returns when all are done.
-pub trait Workers {
-    /// Runs all tasks.
-    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync));
-}
-
-/// The calling thread alone.
-pub struct Alone;
-
-impl Workers for Alone {
-    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        (0..tasks).for_each(task);
-    }
-}
-
 /// The attention of one pass over numbers of type `T`.
 #[derive(Debug)]
 pub struct Pass<T> {
     heads: Heads,
     segments: Vec<Segment>,
+    /// Those of each segment's key heads; none where one part holds all keys.
+    parts: Vec<Vec<Parts>>,
     element: PhantomData<T>,
 }
 
+/// Some keys of one head of one segment.
+struct Task {
+    segment: usize,
+    head: usize,
+    index: usize,
+    /// The parts that the layer's rows see.
+    range: Range<usize>,
+}
+
 impl<T: Element> Pass<T> {
-    /// A pass of these rows.
+    /// A pass of these rows, for so many threads: long contexts are divided if these are more than key heads.
     ///
     /// # Safety
     /// For as long as the pass is used, each segment's cache is memory of `T` of the stated shape, with at
@@ -117,7 +125,7 @@ impl<T: Element> Pass<T> {
     ///
     /// # Panics
     /// If a head's size is not a multiple of [`LANES`], or a segment's rows exceed its capacity.
-    pub unsafe fn new(heads: Heads, segments: Vec<Segment>) -> Self {
+    pub unsafe fn new(heads: Heads, segments: Vec<Segment>, threads: usize) -> Self {
         assert!(
             heads.size > 0 && heads.size.is_multiple_of(LANES),
             "the head size is no multiple of {LANES}"
@@ -126,7 +134,15 @@ impl<T: Element> Pass<T> {
             segments.iter().all(|segment| segment.length + segment.rows <= segment.capacity),
             "a segment is longer than its cache"
         );
-        Pass { heads, segments, element: PhantomData }
+        let parts = segments
+            .iter()
+            .map(|segment| {
+                let divided = threads > heads.keys && segment.length + segment.rows > PART;
+                let heads_in_parts = if divided { heads.keys } else { 0 };
+                (0..heads_in_parts).map(|_| Parts::new(heads, segment)).collect()
+            })
+            .collect();
+        Pass { heads, segments, parts, element: PhantomData }
     }
 
     /// Key positions times queries, over all tasks: a measure of a layer's work.
@@ -140,15 +156,54 @@ impl<T: Element> Pass<T> {
     /// # Safety
     /// `layer.input` and `layer.output` are memory of `T` for every row of the segments, disjoint from each
     /// other and from the caches, and nobody else uses any of it meanwhile; the caches have the layer
-    /// `layer.index`.
+    /// `layer.index`; layers are called one after the other.
     pub unsafe fn layer(&self, layer: &Layer, workers: &impl Workers) {
-        let keys = self.heads.keys;
-        workers.run(self.segments.len() * keys, &|task| {
-            let (segment, head) = (&self.segments[task / keys], task % keys);
-            // SAFETY: the callers of `new` and of this vouch for the memory; a task writes to its own head's rows of
-            // its own segment's cache and output, which no other task touches.
-            unsafe { kernel::attend::<T>(self.heads, segment, head, layer) };
+        let tasks = self.tasks(layer.reach);
+        workers.run(tasks.len(), &|task| {
+            let Task { segment, head, index, ref range } = tasks[task];
+            let (segment, parts) = (&self.segments[segment], self.parts[segment].get(head));
+            // SAFETY: the callers of `new` and of this vouch for the memory; a task writes to its own part of
+            // its own head of its own segment's cache, and the head's last one to the head's output.
+            unsafe {
+                match parts {
+                    Some(parts) => {
+                        parts.attend::<T>(self.heads, segment, layer, head, index, range.clone());
+                    }
+                    None => self.whole(segment, layer, head),
+                }
+            }
         });
+    }
+
+    fn tasks(&self, reach: Reach) -> Vec<Task> {
+        let mut tasks = Vec::new();
+        for (number, segment) in self.segments.iter().enumerate() {
+            let seen = reach.of_all(segment.rows, segment.length);
+            let whole = self.parts[number].is_empty();
+            let range = if whole { 0..1 } else { seen.start / PART..seen.end.div_ceil(PART) };
+            for head in 0..self.heads.keys {
+                let of_head =
+                    range.clone().map(|index| Task { segment: number, head, index, range: range.clone() });
+                tasks.extend(of_head);
+            }
+        }
+        tasks
+    }
+
+    /// One key head of a segment whose keys are one part.
+    ///
+    /// # Safety
+    /// As for `layer`.
+    unsafe fn whole(&self, segment: &Segment, layer: &Layer, head: usize) {
+        let queries = segment.rows * self.heads.groups;
+        let mut sums = vec![0.0; queries * self.heads.size];
+        let mut states = vec![Softmax::EMPTY; queries];
+        let part = Part { head, keys: 0..segment.length + segment.rows };
+        // SAFETY: as the caller vouches.
+        unsafe {
+            kernel::attend::<T>(self.heads, segment, layer, &part, &mut sums, &mut states);
+            kernel::finish::<T>(self.heads, segment, layer, head, &sums, &states);
+        }
     }
 }
 

@@ -65,4 +65,15 @@ impl Softmax {
     pub(super) fn inverse_sum(&self) -> f32 {
         self.sum.recip()
     }
+
+    /// Becomes the state over the keys of both, and returns the factors that bring the weights of either to
+    /// the new scale.
+    pub(super) fn merge(&mut self, other: Softmax) -> (f32, f32) {
+        let max = if other.max > self.max { other.max } else { self.max };
+        // Of a state over no keys nothing is left, whatever its scale; a sum that is not a number stays so.
+        let (own, others) = (exp(self.max - max), exp(other.max - max));
+        self.sum = self.sum.mul_add(own, other.sum * others);
+        self.max = max;
+        (own, others)
+    }
 }

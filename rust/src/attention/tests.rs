@@ -1,7 +1,10 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use half::bf16;
 use proptest::prelude::*;
 
 use super::*;
+use crate::workers::Alone;
 
 /// One request with its cache of `LAYERS` layers, before the pass.
 #[derive(Clone)]
@@ -26,8 +29,44 @@ fn request<T: Element>(heads: Heads, length: usize, rows: usize, seed: u32) -> R
     Request { cache, capacity, length, rows }
 }
 
+/// Four threads.
+struct Threads;
+
+// SAFETY: the counter gives every number once.
+unsafe impl Workers for Threads {
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    loop {
+                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        if number >= tasks {
+                            return;
+                        }
+                        task(number);
+                    }
+                });
+            }
+        });
+    }
+}
+
 /// Attends layer 1 of all requests in one pass: returns the output and updates the caches.
 fn run<T: Element>(heads: Heads, reach: Reach, requests: &mut [Request<T>], input: &[T]) -> Vec<T> {
+    run_by(&Alone, heads.keys + 1, 1, heads, reach, requests, input)
+}
+
+/// The same as often as asked for, by these workers, as for so many threads.
+fn run_by<T: Element>(
+    workers: &impl Workers,
+    threads: usize,
+    times: usize,
+    heads: Heads,
+    reach: Reach,
+    requests: &mut [Request<T>],
+    input: &[T],
+) -> Vec<T> {
     let width = heads.keys * heads.groups * heads.size;
     let rows: usize = requests.iter().map(|request| request.rows).sum();
     let mut first = 0;
@@ -54,7 +93,11 @@ fn run<T: Element>(heads: Heads, reach: Reach, requests: &mut [Request<T>], inpu
         output: output.as_mut_ptr() as usize,
     };
     // SAFETY: the caches, input and output above have these shapes and outlive the call.
-    unsafe { Pass::<T>::new(heads, segments).layer(&layer, &Alone) };
+    let pass = unsafe { Pass::<T>::new(heads, segments, threads) };
+    for _ in 0..times {
+        // SAFETY: as above, one call after the other.
+        unsafe { pass.layer(&layer, workers) };
+    }
     output
 }
 
@@ -94,8 +137,13 @@ fn exact(
     out.iter().map(|x| x / sum).collect()
 }
 
+/// Short ones, those around the border of a part, and those of several parts.
+fn lengths() -> impl Strategy<Value = usize> {
+    prop_oneof![3 => 0usize..150, 1 => PART - 17..PART + 5, 1 => PART..4 * PART]
+}
+
 fn reaches() -> impl Strategy<Value = Reach> {
-    let window = prop_oneof![Just(None), (1usize..90).prop_map(Some)];
+    let window = prop_oneof![Just(None), (1usize..90).prop_map(Some), (500usize..1100).prop_map(Some)];
     (any::<bool>(), window, any::<bool>()).prop_map(|(causal, window, anchored)| {
         let anchored = anchored && window.is_some();
         // A window that slides is causal.
@@ -107,7 +155,7 @@ proptest! {
     #[test]
     fn equals_the_definition_and_no_row_sees_its_neighbours(
         keys in 1usize..4, groups in 1usize..4, size in prop_oneof![Just(16usize), Just(48), Just(64), Just(128)],
-        lengths in prop::collection::vec((0usize..150, 1usize..17), 1..4), reach in reaches(), seed in any::<u32>()
+        lengths in prop::collection::vec((lengths(), 1usize..17), 1..4), reach in reaches(), seed in any::<u32>()
     ) {
         let heads = Heads { keys, groups, size };
         let width = (keys * groups + 2 * keys) * size;
@@ -150,7 +198,7 @@ proptest! {
     }
 
     #[test]
-    fn a_row_does_not_depend_on_the_rows_behind_it(length in 0usize..100, rows in 2usize..17, seed in any::<u32>()) {
+    fn a_row_does_not_depend_on_the_rows_behind_it(length in lengths(), rows in 2usize..17, seed in any::<u32>()) {
         let heads = Heads { keys: 2, groups: 3, size: 32 };
         let width = 10 * 32;
         let reach = Reach { causal: true, window: None, anchored: false };
@@ -164,7 +212,7 @@ proptest! {
     }
 
     #[test]
-    fn half_precision_is_that_of_its_numbers(length in 0usize..150, rows in 1usize..9, seed in any::<u32>()) {
+    fn half_precision_is_that_of_its_numbers(length in lengths(), rows in 1usize..9, seed in any::<u32>()) {
         let heads = Heads { keys: 2, groups: 2, size: 32 };
         let reach = Reach { causal: true, window: None, anchored: false };
         let narrow: Vec<bf16> = (0..rows * 8 * 32).map(|i| bf16::from_f32(number(i, seed))).collect();
@@ -192,5 +240,46 @@ fn what_is_not_a_number_stays_so() {
         one.cache[2 * one.capacity * 16 + 5 * 16] = bad;
         let output = run(heads, reach, &mut [one], &[0.5; 48]);
         assert!(output.iter().all(|x| x.is_nan()), "a key of {bad} became {output:?}");
+    }
+}
+
+#[test]
+fn threads_that_share_long_contexts_give_the_same_bits() {
+    let heads = Heads { keys: 2, groups: 3, size: 32 };
+    let lengths = [(2000, 6), (10, 1), (PART - 3, 5), (700, 2)];
+    let rows: usize = lengths.iter().map(|&(_, rows)| rows).sum();
+    let input: Vec<f32> = (0..rows * 10 * 32).map(|i| number(i, 5)).collect();
+    let requests: Vec<_> = lengths.iter().map(|&(length, rows)| request(heads, length, rows, 9)).collect();
+    for window in [None, Some(600)] {
+        let reach = Reach { causal: true, window, anchored: false };
+        let alone = run(heads, reach, &mut requests.clone(), &input);
+        let mut shared = requests.clone();
+        assert_eq!(run_by(&Threads, 4, 20, heads, reach, &mut shared, &input), alone);
+    }
+}
+
+#[test]
+fn where_heads_suffice_nothing_is_divided() {
+    let heads = Heads { keys: 2, groups: 2, size: 32 };
+    let reach = Reach { causal: true, window: None, anchored: false };
+    let input: Vec<f32> = (0..3 * 8 * 32).map(|i| number(i, 5)).collect();
+    let requests = [request(heads, 3 * PART, 3, 9)];
+    let divided = run(heads, reach, &mut requests.clone(), &input);
+    let whole = run_by(&Alone, 2, 1, heads, reach, &mut requests.clone(), &input);
+    assert_ne!(divided, whole, "the order of a sum shows");
+    assert!(divided.iter().zip(whole).all(|(a, b)| (a - b).abs() < 1e-6));
+}
+
+#[test]
+fn what_is_not_a_number_in_a_part_stays_so() {
+    let heads = Heads { keys: 1, groups: 1, size: 16 };
+    let reach = Reach { causal: true, window: None, anchored: false };
+    for bad in [f32::NAN, f32::INFINITY] {
+        for place in [0, PART, 3 * PART] {
+            let mut one = request(heads, 3 * PART, 1, 3);
+            one.cache[(2 * one.capacity + place.min(one.length - 1)) * 16] = bad;
+            let output = run(heads, reach, &mut [one], &[0.5; 48]);
+            assert!(output.iter().all(|x| x.is_nan()), "a key of {bad} at {place} became {output:?}");
+        }
     }
 }

@@ -3,9 +3,10 @@
 use half::bf16;
 use pyo3::prelude::*;
 
-use crate::attention::{Alone, Element, Heads, LANES, Layer, Pass, Reach, Segment};
+use crate::attention::{Element, Heads, LANES, Layer, Pass, Reach, Segment};
 use crate::python::errors::RequestError;
 use crate::python::openmp::OpenMp;
+use crate::workers::Alone;
 
 /// The least work (key positions times queries) for which other threads are woken; below it, waking them
 /// costs more.
@@ -16,7 +17,7 @@ const WORTH_SHARING: usize = 4096;
 /// `dtype` is "float32" or "bfloat16". `segments` are (address of the cache, capacity, length, rows) of each
 /// request in the order of its rows; a cache is contiguous, `[layers, 2 * key heads, capacity, head_dim]`.
 /// `reaches` are the kinds of visibility that layers have: (causal, window or 0, anchored). `workers` is the
-/// address of `GOMP_parallel` in the OpenMP library that torch uses, or 0.
+/// address of `GOMP_parallel` in the OpenMP library that torch uses, or 0, `threads` the number of its threads.
 ///
 /// The caller guarantees that the addresses are valid as long as the object is used.
 #[pyclass(frozen, name = "Attention", module = "dspark._core")]
@@ -34,6 +35,7 @@ enum Kind {
 #[pymethods]
 impl PyAttention {
     #[new]
+    #[expect(clippy::too_many_arguments, reason = "the arguments of one Python class")]
     fn new(
         dtype: &str,
         key_heads: usize,
@@ -42,6 +44,7 @@ impl PyAttention {
         segments: Vec<(usize, usize, usize, usize)>,
         reaches: Vec<(bool, usize, bool)>,
         workers: usize,
+        threads: usize,
     ) -> PyResult<Self> {
         let fits = segments.iter().all(|&(cache, capacity, length, rows)| {
             cache != 0 && cache.is_multiple_of(align_of::<f32>()) && length + rows <= capacity
@@ -66,8 +69,8 @@ impl PyAttention {
         // SAFETY: aligned and large enough as checked; the caller guarantees that it is the memory of caches.
         let pass = unsafe {
             match dtype {
-                "float32" => Kind::Single(Pass::new(heads, segments)),
-                "bfloat16" => Kind::Half(Pass::new(heads, segments)),
+                "float32" => Kind::Single(Pass::new(heads, segments, threads)),
+                "bfloat16" => Kind::Half(Pass::new(heads, segments, threads)),
                 _ => {
                     return Err(RequestError::new_err(format!(
                         "attention is for float32 and bfloat16, not {dtype}"

@@ -187,7 +187,7 @@ impl Block {
 /// drafted tokens and one confidence for each. `threshold` stops before the first confidence below it.
 #[pyfunction]
 #[pyo3(signature = (anchor, base_logits, hidden, heads, rule, params, noise, *, limit = None, threshold = None,
-                    candidates = None, output_ids = vec![]))]
+                    candidates = None, prompt_ids = vec![], output_ids = vec![]))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of one Python function")]
 pub fn draft_chain(
     py: Python<'_>,
@@ -201,13 +201,14 @@ pub fn draft_chain(
     limit: Option<usize>,
     threshold: Option<f64>,
     candidates: Option<usize>,
+    prompt_ids: Vec<u32>,
     output_ids: Vec<u32>,
 ) -> PyResult<(Vec<u32>, Vec<f32>)> {
     let (rule, sampling, noise) = (parse_rule(rule)?, sampling_params(params)?, noise.0);
     let base = Tensor::from_py(base_logits, "base_logits")?;
     let hidden = (!hidden.is_none()).then(|| Tensor::from_py(hidden, "hidden")).transpose()?;
     let heads = HeadTensors::from_py(heads)?;
-    let mut history = History::after(&[], &output_ids);
+    let mut history = History::after(&prompt_ids, &output_ids);
     check_heads(&heads.view(), base.rows(), hidden.as_ref().map(Tensor::rows))?;
     let chain = py.detach(|| {
         let settings =

@@ -7,7 +7,7 @@ use std::ffi::{c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::attention::Workers;
+use crate::workers::Workers;
 
 type Parallel = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void, c_uint, c_uint);
 
@@ -33,7 +33,8 @@ struct Region<'a> {
     panicked: AtomicBool,
 }
 
-impl Workers for OpenMp {
+// SAFETY: the counter gives every number once.
+unsafe impl Workers for OpenMp {
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         let region = Region { next: AtomicUsize::new(0), tasks, task, panicked: AtomicBool::new(false) };
         // SAFETY: the region outlives the call, which returns when every thread has left `take`. 0 threads

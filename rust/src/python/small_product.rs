@@ -2,17 +2,17 @@
 
 use pyo3::prelude::*;
 
-use crate::product::Product;
+use crate::product::SmallProduct;
 use crate::python::errors::RequestError;
 use crate::python::tensors::Tensor;
 use crate::rows::Row;
 
 /// A small float32 weight `[cols, inner]`, as `nn.Linear` stores it, packed for products of a few rows.
-#[pyclass(frozen, name = "Product", module = "dspark._core")]
-pub struct PyProduct(Product);
+#[pyclass(frozen, name = "SmallProduct", module = "dspark._core")]
+pub struct PySmallProduct(SmallProduct);
 
 #[pymethods]
-impl PyProduct {
+impl PySmallProduct {
     #[new]
     fn new(weight: &Bound<'_, PyAny>) -> PyResult<Self> {
         let weight = Tensor::from_py(weight, "weight")?;
@@ -28,7 +28,7 @@ impl PyProduct {
         if inner == 0 {
             return Err(RequestError::new_err("a small product needs a weight that is not empty"));
         }
-        Ok(PyProduct(Product::pack(&packed, inner)))
+        Ok(PySmallProduct(SmallProduct::pack(&packed, inner)))
     }
 
     /// `out = start + x W^T` over `rows` contiguous float32 rows, by address; a `start` of 0 means none.

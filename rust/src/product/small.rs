@@ -12,14 +12,14 @@ const PANEL: usize = 32;
 
 /// A weight matrix `[inner, cols]`, ready to multiply.
 #[derive(Debug, Clone)]
-pub struct Product {
+pub struct SmallProduct {
     inner: usize,
     cols: usize,
     /// `[panels, inner, PANEL]`, padded with zeros.
     panels: Vec<f32>,
 }
 
-impl Product {
+impl SmallProduct {
     /// Packs `weight`, of which row j holds the `inner` factors of output column j (as `nn.Linear` stores it).
     ///
     /// # Panics
@@ -34,7 +34,7 @@ impl Product {
                 panel[k * PANEL + j % PANEL] = w;
             }
         }
-        Product { inner, cols, panels }
+        SmallProduct { inner, cols, panels }
     }
 
     /// Inner size.
@@ -72,7 +72,7 @@ trait Tile {
     fn tile<const R: usize>(panel: &[f32], x: [&[f32]; R]) -> [[f32; PANEL]; R];
 }
 
-fn multiply(product: &Product, x: &[f32], out: &mut [f32]) {
+fn multiply(product: &SmallProduct, x: &[f32], out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") {
@@ -85,7 +85,7 @@ fn multiply(product: &Product, x: &[f32], out: &mut [f32]) {
     multiply_with::<Portable>(product, x, out);
 }
 
-fn multiply_with<T: Tile>(product: &Product, x: &[f32], out: &mut [f32]) {
+fn multiply_with<T: Tile>(product: &SmallProduct, x: &[f32], out: &mut [f32]) {
     let (inner, cols) = (product.inner, product.cols);
     let rows = x.len() / inner;
     for (p, panel) in product.panels.chunks_exact(inner * PANEL).enumerate() {
@@ -235,7 +235,7 @@ mod tests {
             let weight: Vec<f32> = (0..inner * cols).map(number).collect();
             let x: Vec<f32> = (0..rows * inner).map(|i| number(i + 77)).collect();
             let start: Vec<f32> = (0..rows * cols).map(|i| number(i + 5)).collect();
-            let product = Product::pack(&weight, inner);
+            let product = SmallProduct::pack(&weight, inner);
             let mut out = vec![f32::NAN; rows * cols];
             product.run(&x, Some(&start), &mut out);
             for r in 0..rows {
