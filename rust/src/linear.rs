@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use multiversion::multiversion;
 use rayon::prelude::*;
 
+use crate::number::Number;
 use crate::rows::{Matrix, Row, Rows};
 use crate::threads;
 
@@ -160,32 +161,13 @@ macro_rules! element {
     };
 }
 element!(f32_as_f32, f32, f32, (|w: f32| w));
-element!(bf16_as_f32, bf16, f32, widen_bf16);
-element!(f16_as_f32, f16, f32, widen_f16);
+element!(bf16_as_f32, bf16, f32, Number::widen);
+element!(f16_as_f32, f16, f32, Number::widen);
 element!(f64_as_f32, f64, f32, (|w: f64| w as f32));
 element!(f32_as_f64, f32, f64, f64::from);
-element!(bf16_as_f64, bf16, f64, (|w| f64::from(widen_bf16(w))));
-element!(f16_as_f64, f16, f64, (|w| f64::from(widen_f16(w))));
+element!(bf16_as_f64, bf16, f64, (|w: bf16| f64::from(w.widen())));
+element!(f16_as_f64, f16, f64, (|w: f16| f64::from(w.widen())));
 element!(f64_as_f64, f64, f64, (|w: f64| w));
-
-/// Exact: a bfloat16 is the upper half of an f32.
-#[inline(always)]
-fn widen_bf16(x: bf16) -> f32 {
-    f32::from_bits(u32::from(x.to_bits()) << 16)
-}
-
-/// Exact, and without a branch or a call, so that loops over it are vectorised. The half's exponent is read
-/// as an f32's, which is off by 127 - 15 = 112; scaling by a power of two corrects that for normal and
-/// subnormal numbers alike.
-#[inline(always)]
-fn widen_f16(x: f16) -> f32 {
-    const SCALE: f32 = f32::from_bits((127 + 112) << 23);
-    let bits = u32::from(x.to_bits());
-    let magnitude = (bits & 0x7fff) << 13;
-    let finite = (f32::from_bits(magnitude) * SCALE).to_bits();
-    let widened = if magnitude >= 0x7c00 << 13 { magnitude | 0x7f80_0000 } else { finite };
-    f32::from_bits(widened | (bits & 0x8000) << 16)
-}
 
 #[cfg(test)]
 #[path = "linear_tests.rs"]

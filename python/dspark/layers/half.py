@@ -8,7 +8,7 @@ from torch import Tensor
 from dspark import _core
 from dspark.attention.workers import parallel_region
 from dspark.devices import has_fast_products, multiplies_in_software
-from dspark.errors import RequestError
+from dspark.layers.by_core import check, multiply
 
 FEW_ROWS = 128
 """Rows up to which the core multiplies, a row being the same to the last bit whatever rows are beside it.
@@ -35,19 +35,6 @@ def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
     return has_fast_products(dtype, device) or (dtype == torch.bfloat16 and serves(dtype, device))
 
 
-def check_rows(x: Tensor, inner: int, dtype: torch.dtype) -> None:
-    """Refuses what torch's products would, for the core reads by address.
-
-    Raises:
-        RequestError: x is not `[rows, inner]`, in this dtype and on the CPU.
-    """
-    if x.shape[1:] != (inner,) or x.dtype != dtype or not x.is_cpu:
-        raise RequestError(
-            f"expected rows of {inner} numbers in {dtype} on the CPU, found {list(x.shape)} in {x.dtype} on "
-            f"{x.device}"
-        )
-
-
 class HalfProduct:
     """y = x W^T (+ start), with W `[cols, inner]` and x `[rows, inner]` in bfloat16 or float16.
 
@@ -55,12 +42,11 @@ class HalfProduct:
     reading W.
     """
 
-    __slots__ = ("_few", "_inner", "_weight")
+    __slots__ = ("_few", "_weight")
 
     def __init__(self, weight: Tensor) -> None:
         """`weight` is kept, not copied."""
         self._weight = weight
-        self._inner = weight.shape[1]
         self._few = _core.HalfProduct(weight, parallel_region())
 
     def __call__(self, x: Tensor, start: Tensor | None = None) -> Tensor:
@@ -69,21 +55,14 @@ class HalfProduct:
         Raises:
             RequestError: x or start has another shape or dtype than the weight asks for.
         """
-        check_rows(x, self._inner, self._weight.dtype)
-        if start is not None and start.dtype != x.dtype:
-            raise RequestError(f"a product of {x.dtype} was to start from {start.dtype}")
         if x.shape[0] > FEW_ROWS:
             return self._widened(x, start)
-        x = x.contiguous()
-        out = x.new_empty((x.shape[0], self._weight.shape[0]))
-        address = 0
-        if start is not None:
-            start = start.expand_as(out).contiguous()
-            address = start.data_ptr()
-        self._few.run(x.data_ptr(), x.shape[0], address, out.data_ptr())
-        return out
+        if start is not None and start.dim() == 1:
+            start = start.expand(x.shape[0], -1)
+        return multiply(self._few, x, start, self._weight.shape, self._weight.dtype)
 
     def _widened(self, x: Tensor, start: Tensor | None) -> Tensor:
+        check(x, start, self._weight.shape, self._weight.dtype)
         wide = x.float()
         out = wide.new_empty((x.shape[0], self._weight.shape[0]))
         columns = max(1, PIECE // self._weight.shape[1])

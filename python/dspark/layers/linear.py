@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dspark import _core
-from dspark.layers.half import HalfProduct, check_rows, serves
+from dspark.devices import multiplies_in_software
+from dspark.layers.by_core import multiply
+from dspark.layers.half import HalfProduct, serves
 
 EXPECTED_ROWS = 8
 """The number of rows that weights are packed for: a draft block, or a verify pass."""
@@ -40,7 +42,7 @@ def _can_pack(weight: Tensor) -> bool:
         return False
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if multiplies_in_software(weight.dtype, weight.device):
         return False
     return weight.numel() >= PACK_FROM.get(weight.dtype, weight.numel() + 1)
 
@@ -64,7 +66,7 @@ class FusedLinear:
     software through the core's as well, the rest through torch's own.
     """
 
-    __slots__ = ("bias", "columns", "half", "inputs", "packed", "small", "weight_t")
+    __slots__ = ("bias", "half", "packed", "shape", "small", "weight_t")
 
     def __init__(
         self, linears: Sequence[nn.Linear], input_scale: Tensor | None = None, release: bool = False
@@ -80,7 +82,7 @@ class FusedLinear:
         del weights
         if input_scale is not None:
             weight = weight * input_scale
-        self.columns, self.inputs = weight.shape
+        self.shape = weight.shape
         self.packed: Tensor | None = None
         self.weight_t: Tensor | None = None
         self.small: _core.SmallProduct | None = None
@@ -100,7 +102,7 @@ class FusedLinear:
         if self.packed is not None:
             return _pointwise(x, self.packed, self.bias, "none", [], "")  # type: ignore[misc]
         if self.small is not None and 1 < x.shape[0] <= FEW_ROWS:
-            return self._few_rows(self.small, x, 0)
+            return multiply(self.small, x, None, self.shape, torch.float32)
         if self.bias is None:
             return torch.mm(x, self.weight_t)  # type: ignore[arg-type]
         return torch.addmm(self.bias, x, self.weight_t)  # type: ignore[arg-type]
@@ -111,19 +113,10 @@ class FusedLinear:
         if self.packed is not None:
             return _pointwise_binary(x, residual, self.packed, self.bias, "add")  # type: ignore[misc]
         if self.small is not None and 1 < x.shape[0] <= FEW_ROWS:
-            residual = residual.contiguous()
-            return self._few_rows(self.small, x, residual.data_ptr())
+            return multiply(self.small, x, residual, self.shape, torch.float32)
         if self.bias is not None:
             residual = residual + self.bias
         return torch.addmm(residual, x, self.weight_t)  # type: ignore[arg-type]
-
-    def _few_rows(self, small: _core.SmallProduct, x: Tensor, start: int) -> Tensor:
-        check_rows(x, self.inputs, torch.float32)
-        x = x.contiguous()
-        rows = x.shape[0]
-        out = x.new_empty((rows, self.columns))
-        small.run(x.data_ptr(), rows, start, out.data_ptr())
-        return out
 
 
 def _stacked_bias(linears: Sequence[nn.Linear]) -> Tensor | None:

@@ -5,7 +5,6 @@
 //! for each request, key head and part of a long context, which any workers may take.
 
 mod kernel;
-mod lanes;
 mod softmax;
 mod split;
 mod tile;
@@ -15,8 +14,7 @@ use std::ops::Range;
 
 pub use kernel::Element;
 
-use self::softmax::Softmax;
-use self::split::{PART, Part, Parts};
+use self::split::Parts;
 use crate::workers::Workers;
 
 /// Head sizes are multiples of this.
@@ -102,18 +100,9 @@ pub struct Layer {
 pub struct Pass<T> {
     heads: Heads,
     segments: Vec<Segment>,
-    /// Those of each segment's key heads; none where one part holds all keys.
+    /// Those of each segment's key heads.
     parts: Vec<Vec<Parts>>,
     element: PhantomData<T>,
-}
-
-/// Some keys of one head of one segment.
-struct Task {
-    segment: usize,
-    head: usize,
-    index: usize,
-    /// The parts that the layer's rows see.
-    range: Range<usize>,
 }
 
 impl<T: Element> Pass<T> {
@@ -137,9 +126,8 @@ impl<T: Element> Pass<T> {
         let parts = segments
             .iter()
             .map(|segment| {
-                let divided = threads > heads.keys && segment.length + segment.rows > PART;
-                let heads_in_parts = if divided { heads.keys } else { 0 };
-                (0..heads_in_parts).map(|_| Parts::new(heads, segment)).collect()
+                let divided = threads > heads.keys;
+                (0..heads.keys).map(|_| Parts::new(segment, divided)).collect()
             })
             .collect();
         Pass { heads, segments, parts, element: PhantomData }
@@ -158,52 +146,19 @@ impl<T: Element> Pass<T> {
     /// other and from the caches, and nobody else uses any of it meanwhile; the caches have the layer
     /// `layer.index`; layers are called one after the other.
     pub unsafe fn layer(&self, layer: &Layer, workers: &impl Workers) {
-        let tasks = self.tasks(layer.reach);
+        let mut tasks = Vec::new();
+        for (segment, parts) in self.segments.iter().zip(&self.parts) {
+            for (head, parts) in parts.iter().enumerate() {
+                let seen = parts.seen(layer.reach, segment);
+                tasks.extend(seen.map(|index| (segment, head, parts, index)));
+            }
+        }
         workers.run(tasks.len(), &|task| {
-            let Task { segment, head, index, ref range } = tasks[task];
-            let (segment, parts) = (&self.segments[segment], self.parts[segment].get(head));
+            let (segment, head, parts, index) = tasks[task];
             // SAFETY: the callers of `new` and of this vouch for the memory; a task writes to its own part of
             // its own head of its own segment's cache, and the head's last one to the head's output.
-            unsafe {
-                match parts {
-                    Some(parts) => {
-                        parts.attend::<T>(self.heads, segment, layer, head, index, range.clone());
-                    }
-                    None => self.whole(segment, layer, head),
-                }
-            }
+            unsafe { parts.attend::<T>(self.heads, segment, layer, head, index) };
         });
-    }
-
-    fn tasks(&self, reach: Reach) -> Vec<Task> {
-        let mut tasks = Vec::new();
-        for (number, segment) in self.segments.iter().enumerate() {
-            let seen = reach.of_all(segment.rows, segment.length);
-            let whole = self.parts[number].is_empty();
-            let range = if whole { 0..1 } else { seen.start / PART..seen.end.div_ceil(PART) };
-            for head in 0..self.heads.keys {
-                let of_head =
-                    range.clone().map(|index| Task { segment: number, head, index, range: range.clone() });
-                tasks.extend(of_head);
-            }
-        }
-        tasks
-    }
-
-    /// One key head of a segment whose keys are one part.
-    ///
-    /// # Safety
-    /// As for `layer`.
-    unsafe fn whole(&self, segment: &Segment, layer: &Layer, head: usize) {
-        let queries = segment.rows * self.heads.groups;
-        let mut sums = vec![0.0; queries * self.heads.size];
-        let mut states = vec![Softmax::EMPTY; queries];
-        let part = Part { head, keys: 0..segment.length + segment.rows };
-        // SAFETY: as the caller vouches.
-        unsafe {
-            kernel::attend::<T>(self.heads, segment, layer, &part, &mut sums, &mut states);
-            kernel::finish::<T>(self.heads, segment, layer, head, &sums, &states);
-        }
     }
 }
 

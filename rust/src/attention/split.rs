@@ -11,30 +11,51 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::kernel::{Element, attend, finish};
 use super::softmax::Softmax;
-use super::{Heads, Layer, Segment};
+use super::{Heads, Layer, Reach, Segment};
 
-/// Keys of a part: so many that what is kept of each query between parts is small beside them.
+/// Keys of a part of a long context: so many that what is kept of each query is small beside them.
 pub(super) const PART: usize = 512;
 
-/// Some of the keys of one head.
-pub(super) struct Part {
+/// Some keys of one head of one segment in one layer.
+pub(super) struct Part<'a> {
+    pub heads: Heads,
+    pub segment: &'a Segment,
+    pub layer: &'a Layer,
     /// The key head.
     pub head: usize,
     /// Positions.
     pub keys: Range<usize>,
 }
 
-/// What one part leaves.
-#[derive(Debug)]
-struct Kept {
+/// What some keys leave of the queries.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
     /// `[queries, size]`.
-    sums: Vec<f32>,
-    states: Vec<Softmax>,
+    pub sums: Vec<f32>,
+    pub states: Vec<Softmax>,
 }
 
-/// The parts of one key head of one segment.
+impl Kept {
+    fn new(queries: usize, size: usize) -> Self {
+        Kept { sums: vec![0.0; queries * size], states: vec![Softmax::EMPTY; queries] }
+    }
+
+    fn merge(&mut self, later: &Kept, size: usize) {
+        let rows = self.sums.chunks_exact_mut(size).zip(later.sums.chunks_exact(size));
+        for ((state, &other), (sums, theirs)) in self.states.iter_mut().zip(&later.states).zip(rows) {
+            let (own, others) = state.merge(other);
+            for (sum, &their) in sums.iter_mut().zip(theirs) {
+                *sum = sum.mul_add(own, their * others);
+            }
+        }
+    }
+}
+
+/// The parts of one key head of one segment; only one where contexts are not divided.
 #[derive(Debug)]
 pub(super) struct Parts {
+    /// Keys of a part.
+    size: usize,
     kept: Vec<UnsafeCell<Kept>>,
     ended: AtomicUsize,
 }
@@ -43,18 +64,24 @@ pub(super) struct Parts {
 unsafe impl Sync for Parts {}
 
 impl Parts {
-    /// Room for the parts of a segment.
-    pub(super) fn new(heads: Heads, segment: &Segment) -> Self {
-        let queries = segment.rows * heads.groups;
-        let kept = || Kept { sums: vec![0.0; queries * heads.size], states: vec![Softmax::EMPTY; queries] };
-        let count = (segment.length + segment.rows).div_ceil(PART);
-        Parts { kept: (0..count).map(|_| UnsafeCell::new(kept())).collect(), ended: AtomicUsize::new(0) }
+    /// The parts of a segment.
+    pub(super) fn new(segment: &Segment, divided: bool) -> Self {
+        let total = segment.length + segment.rows;
+        let size = if divided { PART } else { total.max(1) };
+        let kept = (0..total.div_ceil(size)).map(|_| UnsafeCell::default()).collect();
+        Parts { size, kept, ended: AtomicUsize::new(0) }
     }
 
-    /// Attends to part `index` of those in `range`, and merges them if it is the last to end.
+    /// The parts that any of the rows sees.
+    pub(super) fn seen(&self, reach: Reach, segment: &Segment) -> Range<usize> {
+        let seen = reach.of_all(segment.rows, segment.length);
+        seen.start / self.size..seen.end.div_ceil(self.size)
+    }
+
+    /// Attends to part `index` of those that are seen, and merges them if it is the last to end.
     ///
     /// # Safety
-    /// As [`super::Pass::layer`] says; each part of the range is attended to once in a layer.
+    /// As [`super::Pass::layer`] says; each part that is seen is attended to once in a layer.
     pub(super) unsafe fn attend<T: Element>(
         &self,
         heads: Heads,
@@ -62,36 +89,25 @@ impl Parts {
         layer: &Layer,
         head: usize,
         index: usize,
-        range: Range<usize>,
     ) {
-        let keys = index * PART..((index + 1) * PART).min(segment.length + segment.rows);
-        // SAFETY: no other task has this part, and none merges before it has ended.
-        let Kept { sums, states } = unsafe { &mut *self.kept[index].get() };
-        sums.fill(0.0);
-        states.fill(Softmax::EMPTY);
-        // SAFETY: as the caller vouches.
-        unsafe { attend::<T>(heads, segment, layer, &Part { head, keys }, sums, states) };
-        if self.ended.fetch_add(1, Ordering::AcqRel) + 1 < range.len() {
+        let keys = index * self.size..((index + 1) * self.size).min(segment.length + segment.rows);
+        let part = Part { heads, segment, layer, head, keys };
+        let mut kept = Kept::new(segment.rows * heads.groups, heads.size);
+        // SAFETY: as the caller vouches; no other task has this part, and none merges before it has ended.
+        unsafe {
+            attend::<T>(&part, &mut kept);
+            *self.kept[index].get() = kept;
+        }
+        let seen = self.seen(layer.reach, segment);
+        if self.ended.fetch_add(1, Ordering::AcqRel) + 1 < seen.len() {
             return;
         }
         self.ended.store(0, Ordering::Relaxed);
         // SAFETY: all parts have ended.
-        let Kept { sums, states } = unsafe { &mut *self.kept[range.start].get() };
-        for later in &self.kept[range.start + 1..range.end] {
-            // SAFETY: as above, and it is another cell.
-            merge(heads.size, sums, states, unsafe { &*later.get() });
-        }
+        let mut parts = self.kept[seen].iter().map(|kept| unsafe { std::mem::take(&mut *kept.get()) });
+        let mut all = parts.next().unwrap_or_default();
+        parts.for_each(|later| all.merge(&later, heads.size));
         // SAFETY: as the caller vouches.
-        unsafe { finish::<T>(heads, segment, layer, head, sums, states) };
-    }
-}
-
-fn merge(size: usize, sums: &mut [f32], states: &mut [Softmax], later: &Kept) {
-    let rows = sums.chunks_exact_mut(size).zip(later.sums.chunks_exact(size));
-    for ((state, &other), (sums, theirs)) in states.iter_mut().zip(&later.states).zip(rows) {
-        let (own, others) = state.merge(other);
-        for (sum, &their) in sums.iter_mut().zip(theirs) {
-            *sum = sum.mul_add(own, their * others);
-        }
+        unsafe { finish::<T>(&part, &all) };
     }
 }

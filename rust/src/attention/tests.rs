@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use half::bf16;
 use proptest::prelude::*;
 
+use super::split::PART;
 use super::*;
 use crate::workers::Alone;
 

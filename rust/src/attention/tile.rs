@@ -1,7 +1,7 @@
 //! The arithmetic of a tile: keys into scores, weighted values into sums.
 
 use super::LANES;
-use super::lanes::Lanes;
+use crate::lanes::Lanes;
 
 /// Keys that are scored before their values are added up: few enough that both stay in the first-level cache.
 pub(super) const TILE: usize = 64;
@@ -11,7 +11,7 @@ pub(super) const TILE: usize = 64;
 /// # Safety
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(super) unsafe fn score<V: Lanes>(query: &[f32], keys: &[f32], out: &mut [f32; TILE]) {
+pub(super) unsafe fn score<V: Lanes<LANES>>(query: &[f32], keys: &[f32], out: &mut [f32; TILE]) {
     let (query, _) = query.as_chunks::<LANES>();
     let (keys, _) = keys.as_chunks::<LANES>();
     let width = query.len();
@@ -34,7 +34,11 @@ pub(super) unsafe fn score<V: Lanes>(query: &[f32], keys: &[f32], out: &mut [f32
 /// # Safety
 /// The processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn products<V: Lanes, const N: usize>(query: &[[f32; LANES]], keys: &[[f32; LANES]], out: &mut [f32]) {
+unsafe fn products<V: Lanes<LANES>, const N: usize>(
+    query: &[[f32; LANES]],
+    keys: &[[f32; LANES]],
+    out: &mut [f32],
+) {
     // SAFETY: as the caller vouches.
     unsafe {
         let mut sums = [V::zero(); N];
@@ -70,7 +74,7 @@ fn total(lanes: &[f32; LANES]) -> f32 {
 /// # Safety
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(super) unsafe fn add_values<V: Lanes, const R: usize>(
+pub(super) unsafe fn add_values<V: Lanes<LANES>, const R: usize>(
     weights: &[[f32; TILE]],
     values: &[f32],
     size: usize,
@@ -99,7 +103,7 @@ pub(super) unsafe fn add_values<V: Lanes, const R: usize>(
 /// # Safety
 /// The processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn add_columns<V: Lanes, const R: usize, const C: usize>(
+unsafe fn add_columns<V: Lanes<LANES>, const R: usize, const C: usize>(
     weights: &[[f32; TILE]],
     values: &[[f32; LANES]],
     width: usize,

@@ -7,14 +7,13 @@ mod detokenizer;
 mod device_heads;
 mod engine;
 mod errors;
-mod half_product;
 mod openmp;
 mod params;
+mod product;
 mod runner;
 mod sampler;
 mod sampling;
 mod schedule;
-mod small_product;
 mod stats;
 mod tensors;
 mod ticket;
@@ -39,13 +38,11 @@ mod _core {
     #[pymodule_export]
     use super::engine::PyEngine;
     #[pymodule_export]
-    use super::half_product::PyHalfProduct;
+    use super::product::{PyHalfProduct, PySmallProduct};
     #[pymodule_export]
     use super::sampling::{PyChain, PyVerify};
     #[pymodule_export]
     use super::schedule::{PyCalibration, PyCostTable, plan_lengths, threshold_prefix};
-    #[pymodule_export]
-    use super::small_product::PySmallProduct;
     #[pymodule_export]
     use super::ticket::Ticket;
 

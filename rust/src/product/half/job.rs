@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use super::Stored;
+use super::stored::{LANES, STEP, Widen};
+use crate::lanes::Portable;
 #[cfg(target_arch = "x86_64")]
-use super::lanes::x86::Avx2;
-use super::lanes::{LANES, Lanes, Portable, STEP};
+use crate::lanes::x86::Avx2;
 use crate::rows::Matrix;
 
 /// The most rows whose sums the registers hold.
@@ -46,7 +47,7 @@ impl<T: Stored> Job<'_, T> {
             return unsafe { self.columns_256(columns) };
         }
         // SAFETY: as the caller guarantees.
-        unsafe { self.columns_with::<Portable>(columns) }
+        unsafe { self.columns_with::<Portable<LANES>>(columns) }
     }
 
     /// # Safety
@@ -61,7 +62,7 @@ impl<T: Stored> Job<'_, T> {
     /// # Safety
     /// As for `columns`, and the processor has the instructions of `V`.
     #[inline(always)]
-    pub unsafe fn columns_with<V: Lanes>(&self, columns: Range<usize>) {
+    pub unsafe fn columns_with<V: Widen>(&self, columns: Range<usize>) {
         let mut sums = vec![[0.0; LANES]; columns.len() * ROWS];
         for rows in self.blocks.iter().cloned() {
             let sums = &mut sums[..columns.len() * rows.len()];
@@ -86,7 +87,7 @@ impl<T: Stored> Job<'_, T> {
     /// # Safety
     /// The processor has the instructions of `V`.
     #[inline(always)]
-    unsafe fn block<V: Lanes, const R: usize>(
+    unsafe fn block<V: Widen, const R: usize>(
         &self,
         row: usize,
         columns: Range<usize>,
@@ -119,7 +120,7 @@ impl<T: Stored> Job<'_, T> {
     /// # Safety
     /// The processor has the instructions of `V`.
     #[inline(always)]
-    unsafe fn tile<V: Lanes, const R: usize, const C: usize>(
+    unsafe fn tile<V: Widen, const R: usize, const C: usize>(
         &self,
         x: &[[[f32; STEP]; R]],
         col: usize,
@@ -143,7 +144,7 @@ impl<T: Stored> Job<'_, T> {
                 let run: [&[T; STEP]; C] = std::array::from_fn(|c| &runs[c][k]);
                 // The same steps of later columns: pieces of columns are no stream that a processor foresees.
                 for one in run {
-                    V::prefetch(one.as_ptr().wrapping_add(ahead).cast());
+                    prefetch(one.as_ptr().wrapping_add(ahead).cast());
                 }
                 // Half by half: there are registers for one half of the weights.
                 add::<T, V, R, C, 0>(run, x, &mut held);
@@ -188,7 +189,7 @@ impl<T: Stored> Job<'_, T> {
 /// # Safety
 /// The processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn add<T: Stored, V: Lanes, const R: usize, const C: usize, const HALF: usize>(
+unsafe fn add<T: Stored, V: Widen, const R: usize, const C: usize, const HALF: usize>(
     weights: [&[T; STEP]; C],
     x: &[[f32; STEP]; R],
     sums: &mut [[V; C]; R],
@@ -204,6 +205,18 @@ unsafe fn add<T: Stored, V: Lanes, const R: usize, const C: usize, const HALF: u
             }
         }
     }
+}
+
+/// Asks for a cache line; any address will do.
+#[inline(always)]
+fn prefetch(address: *const i8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every such processor has the instruction, and it reads nothing.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 #[inline(always)]

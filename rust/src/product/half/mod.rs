@@ -8,13 +8,12 @@
 //! rows: a row's result is the same to the last bit whatever rows are beside it, and on every processor.
 
 mod job;
-mod lanes;
 mod stored;
 
 pub use stored::Stored;
 
 use self::job::{Job, Out, ROWS};
-use self::lanes::STEP;
+use self::stored::STEP;
 use crate::rows::Matrix;
 use crate::workers::Workers;
 

@@ -1,8 +1,9 @@
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-use super::lanes::Portable;
+use super::stored::LANES;
 use super::*;
+use crate::lanes::Portable;
 use crate::workers::Alone;
 
 fn numbers<T: Stored>(count: usize, seed: u32) -> Vec<T> {
@@ -84,7 +85,7 @@ proptest! {
             let mut portable = vec![T::narrow(0.0); rows * cols];
             product.with_job(&x, None, &mut portable, |job| {
                 // SAFETY: `Portable` needs no instructions of its own, and nobody else uses the columns.
-                unsafe { job.columns_with::<Portable>(0..cols) };
+                unsafe { job.columns_with::<Portable<LANES>>(0..cols) };
             });
             assert_eq!(run(weights, &x, None), portable);
         }
