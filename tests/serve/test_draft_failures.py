@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from dspark.bench.run import Bench, ModeRuns
 from dspark.calibrate.rollout import Plan
 from dspark.draft import DraftContext, DSparkDraftModel
 from dspark.errors import DSparkError
-from dspark.evaluate.run import WithoutMarkov, evaluate_pair
+from dspark.evaluate.run import Evaluator, WithoutMarkov
 from dspark.serve.models import Models
 from dspark.serve.options import Options
 from dspark.serve.runner import Runner
@@ -185,6 +186,29 @@ def test_a_benchmark_ends_where_the_draft_fails_and_keeps_what_it_has(
     assert "the draft failed" in said["error"]["message"] and "out of memory" in err
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
+def test_an_evaluation_that_ends_early_keeps_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, tmp_path: Path
+) -> None:
+    whole = Evaluator._in_turns
+    calls = count()
+
+    def in_turns(*args: Any) -> Any:
+        if next(calls) == 1:
+            raise error
+        return whole(*args)
+
+    monkeypatch.setattr(Evaluator, "_in_turns", in_turns)
+    prompts, page = tmp_path / "one.jsonl", tmp_path / "page.html"
+    prompts.write_text('{"prompt": "import os\\n"}\n')
+    small = ("--target", "tiny", "--device", "cpu", "--prompts", prompts, "--tokens", 8, "--html", page)
+    code, out, err = run("evaluate", *small, "--json")
+    said = json.loads(out)
+    assert [one["temperature"] for one in said["regimes"]] == [0.0]
+    assert said["error"]["type"] == type(error).__name__ and "temperature 0" in page.read_text()
+    assert code == 130 if isinstance(error, KeyboardInterrupt) else code == 2 and "out of memory" in err
+
+
 def test_a_block_drafter_that_fails_is_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     models = Models.load("tiny", "tiny-draft", device="cpu", dtype="float32")
     whole = WithoutMarkov.heads
@@ -195,5 +219,6 @@ def test_a_block_drafter_that_fails_is_no_baseline(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(WithoutMarkov, "heads", failing)
     texts, regimes = {"one": ["import os\n"]}, [SamplingParams(temperature=0.0)]
+    one_at_a_time = Options(policy="fixed", max_batch_size=1)
     with pytest.raises(DSparkError, match="out of memory"):
-        evaluate_pair(models, texts, regimes, Plan(tokens=8), Options(policy="fixed", max_batch_size=1))
+        list(Evaluator(models, texts, regimes, Plan(tokens=8), one_at_a_time).run())

@@ -11,12 +11,17 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dspark.cli.calibrate import add_regime_options, add_work_options, regimes
 from dspark.cli.options import add_model_options, decoder_options, draft_of, load_models, template_options
 from dspark.cli.show import Progress, print_json, print_text, table
+from dspark.cli.unfinished import end_with, named
 from dspark.errors import ConfigError
 from dspark.files import check_writable, write_whole
+
+if TYPE_CHECKING:
+    from dspark.evaluate.run import Evaluated
 
 HELP = "measure a draft against its baselines"
 
@@ -57,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     from dspark.calibrate.prompts import data_sets
     from dspark.calibrate.rollout import Plan
     from dspark.evaluate.report import NOTES, html, tables
-    from dspark.evaluate.run import evaluate_pair
+    from dspark.evaluate.run import Evaluation, Evaluator
     from dspark.plots import require_matplotlib
 
     if draft_of(options) is None:
@@ -72,15 +77,25 @@ def run(options: argparse.Namespace) -> int:
     how = replace(decoder_options(options), max_batch_size=1)
     progress = Progress(silent=options.json)
     models = load_models(options, progress)
-    found = evaluate_pair(models, sets, params, plan, how, progress, template_options(options))
+    evaluator = Evaluator(models, sets, params, plan, how, template_options(options))
+    done: list[Evaluated] = []
+    ended: BaseException | None = None
+    try:
+        for regime in evaluator.run(progress):
+            done.append(regime)
+    except (Exception, KeyboardInterrupt) as error:  # what was measured before it must not be lost
+        ended = error
     progress.clear()
+    if ended is not None and not done:
+        raise ended
+    found = Evaluation(evaluator.info, done)
     # Printed first, so that no numbers are lost if the page cannot be drawn or written.
     if options.json:
-        print_json(found.to_json())
+        print_json(found.to_json() | ({} if ended is None else {"error": named(ended)}))
     else:
         asked = found.info["data_sets"].items()
         print_text("prompts: " + ", ".join(f"{number} of {name}" for name, number in asked) + "\n")
-        for regime in found.regimes:
+        for regime in done:
             shown = [f"{title}\n{table(rows)}" for title, rows in tables(regime) if rows]
             print_text("\n\n".join([str(regime.regime), *shown, f"confidence head: {regime.head.note}\n"]))
         print_text("\n".join(NOTES))
@@ -89,4 +104,4 @@ def run(options: argparse.Namespace) -> int:
             write_whole(page, html(found))
         except OSError as error:
             raise ConfigError(f"--html {page} cannot be written: {error}") from error
-    return 0
+    return 0 if ended is None else end_with(ended, options.json)

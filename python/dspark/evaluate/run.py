@@ -7,8 +7,9 @@ that had seen them before would save their prefill.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from dspark import __version__
@@ -28,6 +29,9 @@ from dspark.result import GenerationResult
 from dspark.sampling import SamplingParams
 from dspark.serve.models import Models
 from dspark.serve.options import Options
+
+Job = tuple[int, Prompt, SamplingParams]
+"""The number of a prompt, the prompt, and the parameters of an answer to it."""
 
 ALL = "all"
 """The name that stands for all data sets together."""
@@ -105,108 +109,123 @@ class Evaluation:
         }
 
 
-def evaluate_pair(
-    models: Models,
-    data_sets: Mapping[str, Sequence[str]],
-    regimes: Sequence[SamplingParams],
-    plan: Plan,
-    options: Options,
-    progress: Progress = lambda *_: None,
-    template: Mapping[str, Any] | None = None,
-) -> Evaluation:
-    """Evaluates a loaded pair on texts by data set, for each of the sampling parameters. `template`: keywords
-    of the target's chat template.
+class Evaluator:
+    """Evaluates a loaded pair on texts by data set, with each of the sampling parameters in turn."""
 
-    Raises `ConfigError` without a draft, and what `render`, `DSparkDecoder.generate` and `require_drafts`
-    raise.
-    """
-    if models.draft is None:
-        raise ConfigError("there is no draft to evaluate: give --draft DIR")
-    if ALL in data_sets and len(data_sets) > 1:
-        raise RequestError(f"a data set cannot be called {ALL}, which stands for all of them")
-    prompts = render(models, data_sets, options.window(models), template)
-    answers: dict[tuple[Regime, str], list[Answer]] = {}
-    raw: dict[Regime, list[GenerationResult]] = {}
-    info: dict[str, Any] = {}
-    width = models.drafted_per_round(options.block_size)
-    names = [name for name, texts in data_sets.items() for _ in texts]
-    filled = [params.with_defaults(models.generation_config) for params in regimes]
-    keyed = {regime_of(params, options): params for params in filled}
-    for regime, params in keyed.items():
-        jobs = _jobs(params, plan, prompts)
+    def __init__(
+        self,
+        models: Models,
+        data_sets: Mapping[str, Sequence[str]],
+        regimes: Sequence[SamplingParams],
+        plan: Plan,
+        options: Options,
+        template: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`template`: keywords of the target's chat template.
+
+        Raises `ConfigError` without a draft, and what `render` raises.
+        """
+        if models.draft is None:
+            raise ConfigError("there is no draft to evaluate: give --draft DIR")
+        if ALL in data_sets and len(data_sets) > 1:
+            raise RequestError(f"a data set cannot be called {ALL}, which stands for all of them")
+        self._models, self._plan, self._options, self._template = models, plan, options, template
+        self._has_markov = models.draft.markov_head is not None
+        self._prompts = render(models, data_sets, options.window(models), template)
+        self._names = [name for name, texts in data_sets.items() for _ in texts]
+        filled = [params.with_defaults(models.generation_config) for params in regimes]
+        self._regimes = {regime_of(params, options): params for params in filled}
+        self._about = {
+            "dspark": __version__,
+            "data_sets": {name: len(texts) for name, texts in data_sets.items()},
+            "plan": asdict(plan),
+            "template_options": dict(template) if template else None,
+        }
+        self.info: dict[str, Any] = {}
+        """That of an `Evaluation`, as soon as a regime has begun."""
+
+    def run(self, progress: Progress = lambda *_: None) -> Iterator[Evaluated]:
+        """Each regime as it is done. Raises what `DSparkDecoder.generate` and `require_drafts` raise."""
+        for regime, params in self._regimes.items():
+            jobs = _jobs(params, self._plan, self._prompts)
+            which = [job[0] for job in jobs]
+            plain, draft = self._in_turns(jobs, partial(progress, str(regime)))
+            answers = {
+                "plain": [Answer.of(p, result) for p, result in zip(which, plain, strict=True)],
+                "draft": [Answer.of(p, result) for p, result in zip(which, draft, strict=True)],
+                "ngram": [self._looked_up(p, result) for p, result in zip(which, plain, strict=True)],
+            }
+            if self._has_markov:
+                without = partial(progress, f"{regime}, without the Markov head")
+                answers["block"] = self._without_markov(jobs, without)
+            ordered = {method: answers[method] for method in METHODS if method in answers}
+            rounds = judged_rounds(draft, which, self._width)
+            head = score_head(
+                self._models, regime, rounds, self._prompts, self._options.policy, self._template
+            )
+            yield Evaluated(regime, _table(self._names, ordered, self._width), head)
+
+    @property
+    def _width(self) -> int:
+        return self._models.drafted_per_round(self._options.block_size)
+
+    def _in_turns(
+        self, jobs: Sequence[Job], progress: Callable[[int, int], None]
+    ) -> tuple[list[GenerationResult], list[GenerationResult]]:
+        """The answers of the target alone, and those with the draft."""
         plain: list[GenerationResult] = []
         draft: list[GenerationResult] = []
+        prompts = self._prompts
         for start in range(0, len(jobs), len(prompts)):
-            with DSparkDecoder(lambda: models, options) as decoder:
-                info = info or decoder.info()
+            with DSparkDecoder(lambda: self._models, self._options) as decoder:
+                self.info = self.info or decoder.info() | self._about
                 # First passes are slower, on both sides. Reversed, so that no later prompt begins like it.
                 for drafting in (False, True):
-                    first = replace(params, max_tokens=16, ignore_eos=True, speculative=drafting)
+                    first = replace(jobs[0][2], max_tokens=16, ignore_eos=True, speculative=drafting)
                     decoder.generate(prompts[0][::-1], first)
-                for number, (_, prompt, each) in enumerate(jobs[start : start + len(prompts)], start):
-                    progress(str(regime), number, len(jobs))
-                    plain.append(decoder.generate(prompt, replace(each, speculative=False)))
-                    draft.append(decoder.generate(prompt, each))
+                for number, (_, prompt, params) in enumerate(jobs[start : start + len(prompts)], start):
+                    progress(number, len(jobs))
+                    plain.append(decoder.generate(prompt, replace(params, speculative=False)))
+                    draft.append(decoder.generate(prompt, params))
                     require_drafts(decoder)
-        answers[regime, "plain"] = [Answer.of(p, r) for (p, _, _), r in zip(jobs, plain, strict=True)]
-        answers[regime, "draft"] = [Answer.of(p, r) for (p, _, _), r in zip(jobs, draft, strict=True)]
-        answers[regime, "ngram"] = [
-            _looked_up(p, r, width, min(plan.tokens, options.window(models) - len(r.prompt_token_ids)))
-            for (p, _, _), r in zip(jobs, plain, strict=True)
-        ]
-        raw[regime] = draft
-    if models.draft.markov_head is not None:
-        bare = without_markov(models)
+        return plain, draft
+
+    def _without_markov(self, jobs: Sequence[Job], progress: Callable[[int, int], None]) -> list[Answer]:
+        """The answers with whole blocks of the draft without its Markov head."""
+        bare = without_markov(self._models)
         fixed = replace(
-            options,
+            self._options,
             policy="fixed",
             confidence_threshold=None,
             cost_table=None,
             budget_lag=None,
             calibration=None,
         )
+        found = []
         with DSparkDecoder(lambda: bare, fixed) as decoder:
-            for regime, params in keyed.items():
-                jobs = _jobs(params, plan, prompts)
-                found = answers[regime, "block"] = []
-                for number, (p, prompt, each) in enumerate(jobs):
-                    progress(f"{regime}, without the Markov head", number, len(jobs))
-                    answer = Answer.of(p, decoder.generate(prompt, each))
-                    require_drafts(decoder)
-                    found.append(replace(answer, seconds=None))  # not run beside plain: no fair speed
-    done = []
-    for regime in keyed:
-        which = [job[0] for job in _jobs(keyed[regime], plan, prompts)]
-        by_method = {m: answers[regime, m] for m in METHODS if (regime, m) in answers}
-        table = _table(names, by_method, width)
-        rounds = judged_rounds(raw[regime], which, width)
-        done.append(
-            Evaluated(regime, table, score_head(models, regime, rounds, prompts, options.policy, template))
-        )
-    about = {
-        "dspark": __version__,
-        "data_sets": {name: len(texts) for name, texts in data_sets.items()},
-        "plan": asdict(plan),
-        "template_options": dict(template) if template else None,
-    }
-    return Evaluation(info | about, done)
+            for number, (p, prompt, params) in enumerate(jobs):
+                progress(number, len(jobs))
+                answer = Answer.of(p, decoder.generate(prompt, params))
+                require_drafts(decoder)
+                found.append(replace(answer, seconds=None))  # not run beside plain: no fair speed
+        return found
+
+    def _looked_up(self, prompt: int, plain: GenerationResult) -> Answer:
+        """What n-gram lookup would have drafted of an answer of the target alone."""
+        room = self._options.window(self._models) - len(plain.prompt_token_ids)
+        most = min(self._plan.tokens, room)
+        rounds = lookup_rounds(plain.prompt_token_ids, plain.token_ids, self._width, most)
+        return replace(Answer.of(prompt, plain), rounds=rounds, seconds=None)
 
 
-def _jobs(
-    params: SamplingParams, plan: Plan, prompts: Sequence[Prompt]
-) -> list[tuple[int, Prompt, SamplingParams]]:
-    """(number of the prompt, prompt, parameters) of each answer."""
+def _jobs(params: SamplingParams, plan: Plan, prompts: Sequence[Prompt]) -> list[Job]:
+    """One of each answer."""
     samples = 1 if params.temperature == 0 else plan.samples
     return [
         (p, prompt, replace(params, max_tokens=plan.tokens, seed=plan.seed + s * len(prompts) + p))
         for s in range(samples)
         for p, prompt in enumerate(prompts)
     ]
-
-
-def _looked_up(prompt: int, plain: GenerationResult, width: int, max_tokens: int) -> Answer:
-    rounds = lookup_rounds(plain.prompt_token_ids, plain.token_ids, width, max_tokens)
-    return replace(Answer.of(prompt, plain), rounds=rounds, seconds=None)
 
 
 def _table(
