@@ -270,7 +270,8 @@ class DSparkDecoder:
         Rounds: `rounds` (a batch of three counts three), `passes` of the target over a batch, prefills apart,
         `skipped_slower` and `skipped_failing` (rounds without a draft: it would have cost more than it gave,
         or the request's blocks kept failing), `skipped_broken` (rounds without a draft because the draft had
-        failed; `draft_failures` counts these, `draft_failure` is the first one's text or `None`),
+        failed), `draft_failures` (errors of the draft, and of target passes that succeed without drafted
+        tokens; `draft_failure` is the first one's text or `None`),
         `verify_budget` (drafted tokens verified per round, the mean),
         `acceptance_by_position` (how often each place of a block was kept if the one before it was).
         Seconds: `prefill_s`, `draft_s` (draft passes and context updates, of this `feed_s` in the latter),

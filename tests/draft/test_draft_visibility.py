@@ -166,6 +166,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no projection": (nested_config({"use_aux_hidden_state": False}), "use_aux_hidden_state is False"),
     "normed taps": (nested_config({"fc_layernorm": True}), "fc_layernorm is True"),
+    "a cap on its own head": (
+        flat_config(final_logit_softcapping=30.0),
+        "final_logit_softcapping is 30.0, expected nothing: lm_head.weight is the draft's own",
+    ),
     "in another block": (
         nested_config(dspark_config={"dspark_logit_scale": 2}),
         "dspark_config.dspark_logit_scale is 2, expected 1.0",

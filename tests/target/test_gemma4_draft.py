@@ -25,8 +25,11 @@ from dspark.draft.build import build_draft
 from dspark.draft.gemma4.model import Gemma4DSparkModel
 from dspark.draft.packaging import read_draft_directory
 from dspark.draft.parameters import draft_shapes
-from gemma4_zoo import HIDDEN, draft_config, draft_tensors, write_draft
+from dspark.target import load_target
+from gemma4_zoo import HIDDEN, draft_config, draft_tensors, write_draft, write_target
+from model_zoo import draft_tensors as plain_draft_tensors
 from model_zoo import write_checkpoint
+from packaging_zoo import dflash_config
 from places import DATA
 
 GOLDEN = DATA / "gemma4" / "draft"
@@ -161,6 +164,20 @@ def test_inspect_and_the_modules_name_the_same_tensors(shared: bool, tmp_path: P
     assert told["rope"]["kind"] == "proportional" and told["rope"]["theta"] == 1000.0
     assert told["final_logit_softcapping"] == 3.0
     assert told["warnings"] == [] and told["unused_tensors"] == []
+
+
+def test_a_plain_dflash_draft_takes_scaled_embeddings_and_a_capped_head(tmp_path: Path) -> None:
+    """The published drafts for Gemma 4 are trained so; their layers are Qwen's."""
+    target = load_target(write_target(tmp_path / "target"))
+    config = dflash_config(num_target_layers=5, final_logit_softcapping=3.0)
+    tensors = plain_draft_tensors(own=False, kind=None, confidence=None)
+    draft = load_draft(write_checkpoint(tmp_path / "draft", config, tensors), target=target)
+    table = load_file(tmp_path / "target" / "model.safetensors")["model.language_model.embed_tokens.weight"]
+    rows = taps_of(2)[:, :HIDDEN]
+    with torch.inference_mode():
+        assert apart(draft.embed(torch.tensor([5, 7])), table[[5, 7]] * HIDDEN**0.5) < 1e-5
+        assert apart(draft.project(rows), 3.0 * torch.tanh(rows @ table.T / 3.0)) < EXACT
+        assert apart(draft.project(rows), rows @ table.T) > 0.1
 
 
 def test_shapes_at_full_size() -> None:

@@ -45,8 +45,8 @@ from dspark.train.world import World
 
 PROMPTS, TOKENS, SEEDS = 4, 64, 8
 NEAR = 1e-2
-"""Two of the target's candidates with logits closer than this may swap between passes of different shapes, as
-may two of the draft's in bfloat16; a larger difference fails."""
+"""Two candidates with logits closer than this, the target's or the draft's, may swap between passes of
+different shapes; a larger difference fails."""
 
 LEAST_NOTICED = 0.05
 """Least share of rounds that notice a shifted context. A draft with random weights repeats its input, some of

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dspark.checkpoint.config_file import ConfigFile
+from dspark.checkpoint.config_file import ConfigFile, shortened
 from dspark.checkpoint.weights import WeightFiles
+from dspark.draft.packaging.common import HEAD
+from dspark.draft.packaging.gemma4 import has_gemma4_layers
 from dspark.draft.packaging.neutral import refuse_other_arithmetic
 from dspark.draft.packaging.speculators import BODY
 from dspark.draft.packaging.switches import Switches
@@ -54,6 +56,14 @@ def refuse_unsupported(config: ConfigFile, weights: WeightFiles) -> None:
         if activation != "silu":
             raise refuse(f"{part.prefix}hidden_act is {activation!r}; only 'silu' is supported")
     refuse_other_arithmetic(parts)
+    for part in parts:
+        cap = part.raw("final_logit_softcapping")
+        # A borrowed head is capped as the target's is: DFlash drafts for Gemma 4 say so in their configs.
+        if cap is not None and HEAD in weights and not has_gemma4_layers(weights):
+            raise refuse(
+                f"{part.prefix}final_logit_softcapping is {shortened(cap)}, expected nothing: {HEAD} is the "
+                "draft's own, and only a target's output head or that of Gemma 4's layers can be capped"
+            )
     if (weights.directory / MASK_EMBEDDING).exists():
         raise CheckpointError(
             f"{weights.directory / MASK_EMBEDDING}: a mask embedding outside of the vocabulary is not "
