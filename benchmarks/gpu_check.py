@@ -23,7 +23,6 @@ from dspark.kernels import choose
 
 HERE = Path(__file__).resolve().parent
 SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-BUDGETS_ARE_OF = "13.2"
 TOOLKIT = "/usr/local/cuda/bin"
 SANITIZER_SECONDS = 1800
 NO_GPU = 2
@@ -100,18 +99,19 @@ def compiled(device: str) -> Outcome:
     found = json_of([sys.executable, "-m", "dspark.cli", "kernels", *arch, "--json"])
     spilling = [one["entry"] for one in found["kernels"] if one["spills"]]
     budgets = tomllib.loads((HERE.parent / "cuda" / "budgets.toml").read_text())
+    by_entry = budgets["registers"]
     wide = [
         one["entry"]
         for one in found["kernels"]
-        if one["registers"] > budgets.get(one["entry"], {}).get(one["architecture"], one["registers"])
+        if one["registers"] > by_entry.get(one["entry"], {}).get(one["architecture"], one["registers"])
     ]
     said = f"{len(found['kernels'])} kernels; spills: {', '.join(spilling) or 'none'}"
     said += f"; over budget: {', '.join(wide) or 'none'}"
     # A compiler other than the budgets' allocates registers differently: perhaps slower, but not wrong.
     compiler = choice.kernels.nvrtc if choice.kernels else torch.version.cuda
-    is_ours = compiler == BUDGETS_ARE_OF
+    is_ours = compiler == budgets["nvrtc"]
     if (spilling or wide) and not is_ours:
-        said += f" (budgets are those of CUDA {BUDGETS_ARE_OF}, this is {compiler}: a note)"
+        said += f" (budgets are those of CUDA {budgets['nvrtc']}, this is {compiler}: a note)"
     return {"ok": not (is_ours and (spilling or wide)), "said": said, "kernels": found["kernels"]}
 
 

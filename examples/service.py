@@ -1,6 +1,6 @@
 """A web service around one decoder, as a starting point: FastAPI, uvicorn, server-sent events.
 
-    pip install '.[gguf]' 'fastapi>=0.135' 'uvicorn>=0.30'  # in the sources; gguf converts smollm2
+    pip install '.[gguf]' 'fastapi>=0.135' 'uvicorn>=0.34'  # in the sources; gguf converts smollm2
     python examples/service.py --target smollm2 --draft models/smollm2-draft --port 8000
     curl -N localhost:8000/generate --json '{"prompt": "Once", "params": {"max_tokens": 64, "seed": 1}}'
 

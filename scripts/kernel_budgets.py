@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from dspark import _core
 from dspark.cli.kernels import TESTED
 from dspark.kernels import find_nvrtc, kernel_cache
@@ -10,15 +12,19 @@ STEP = 8
 """Threads get registers in units of eight."""
 
 HEAD = """\
-# Registers of a thread that each kernel may use, by architecture. test_cuda_compile.py holds them to
-# it, so that growth is seen; `python scripts/kernel_budgets.py` writes what they use now, in whole eights.
+# Registers of a thread that each kernel may use, by architecture, compiled by this version of NVRTC: others
+# allocate differently. test_cuda_compile.py holds kernels to it, so that growth is seen; `python
+# scripts/kernel_budgets.py` writes what they use now, in whole eights.
+nvrtc = "{version}"
+
+[registers]
 """
 
 
 def main() -> None:
     """Writes the file."""
     nvrtc, cache = find_nvrtc(), kernel_cache()
-    lines = [HEAD]
+    lines = [HEAD.format(version=torch.version.cuda)]
     for unit, _ in _core.kernel_units():
         used: dict[str, list[str]] = {}
         for architecture in TESTED:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from commandline import run
 from cuda_host import CUDA, KERNELS, compiled_kernels, library
@@ -32,7 +33,7 @@ def nvrtc() -> str:
 
 
 @cache
-def budgets() -> dict[str, dict[str, int]]:
+def budgets() -> dict[str, Any]:
     return tomllib.loads((CUDA / "budgets.toml").read_text())
 
 
@@ -56,10 +57,12 @@ def test_a_unit_compiles_without_spills_and_within_its_registers(
 ) -> None:
     found = compiled[unit, architecture]
     assert sorted(used["entry"] for used in found) == sorted(UNITS[unit])
+    if torch.version.cuda != budgets()["nvrtc"]:
+        return  # another compiler, which allocates registers differently
     for used in found:
         name = used["entry"]
         assert used["spills"] == 0, f"{name} spills {used['spills']} bytes on {architecture}"
-        budget = budgets()[name][architecture]
+        budget = budgets()["registers"][name][architecture]
         assert used["registers"] <= budget, (
             f"{name} uses {used['registers']} registers on {architecture}, its budget is {budget}: "
             "python scripts/kernel_budgets.py writes new ones"
@@ -67,8 +70,9 @@ def test_a_unit_compiles_without_spills_and_within_its_registers(
 
 
 def test_budgets_are_those_of_the_kernels_that_there_are() -> None:
-    assert sorted(budgets()) == sorted(name for entries in UNITS.values() for name in entries)
-    assert all(sorted(budget) == sorted(TESTED) for budget in budgets().values())
+    registers = budgets()["registers"]
+    assert sorted(registers) == sorted(name for entries in UNITS.values() for name in entries)
+    assert all(sorted(budget) == sorted(TESTED) for budget in registers.values())
 
 
 def test_the_host_library_has_the_same_kernels() -> None:
