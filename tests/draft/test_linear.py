@@ -100,9 +100,13 @@ def test_rows_that_do_not_fit_are_refused_before_the_core_reads_them(
         for x in (torch.zeros(2, 8, dtype=dtype), torch.zeros(2, 64, dtype=other), torch.zeros(2, 3, 64)):
             with pytest.raises(RequestError, match="expected rows of 64 numbers"):
                 product(x)
+        for start in (torch.zeros(2, 32, dtype=other), *(torch.zeros(n, 32, dtype=dtype) for n in (1, 3))):
+            with pytest.raises(RequestError, match=r"to start from \[2, 32\] in"):
+                product.add(torch.zeros(2, 64, dtype=dtype), start)
         if product.half is not None:
+            wide = torch.zeros(half.FEW_ROWS + 1, 64, dtype=dtype)
             with pytest.raises(RequestError, match="to start from"):
-                product.add(torch.zeros(2, 64, dtype=dtype), torch.zeros(2, 32))
+                product.add(wide, torch.zeros(1, 32, dtype=dtype))
 
 
 def test_what_is_no_product_in_16_bits_is_refused() -> None:

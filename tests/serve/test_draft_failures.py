@@ -205,7 +205,8 @@ def test_an_evaluation_that_ends_early_keeps_what_it_has(
     code, out, err = run("evaluate", *small, "--json")
     said = json.loads(out)
     assert [one["temperature"] for one in said["regimes"]] == [0.0]
-    assert said["error"]["type"] == type(error).__name__ and "temperature 0" in page.read_text()
+    assert said["error"]["type"] == type(error).__name__
+    assert f"missing ({type(error).__name__}: " in page.read_text() and "temperature 0" in page.read_text()
     assert code == 130 if isinstance(error, KeyboardInterrupt) else code == 2 and "out of memory" in err
 
 

@@ -135,6 +135,7 @@ def _core_pass(
     segments: Sequence[tuple[KVStore, int]], query_heads: int, reaches: list[tuple[bool, int, bool]]
 ) -> _core.Attention:
     first, _ = segments[0]
+    region = parallel_region()
     return _core.Attention(
         _CORE_DTYPES[first.data.dtype],
         first.kv_heads,
@@ -142,8 +143,8 @@ def _core_pass(
         first.data.shape[3],
         [(store.data.data_ptr(), store.capacity, store.length, rows) for store, rows in segments],
         reaches,
-        parallel_region(),
-        torch.get_num_threads(),
+        region,
+        torch.get_num_threads() if region else 1,
     )
 
 

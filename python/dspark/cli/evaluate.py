@@ -88,10 +88,10 @@ def run(options: argparse.Namespace) -> int:
     progress.clear()
     if ended is not None and not done:
         raise ended
-    found = Evaluation(evaluator.info, done)
+    found = Evaluation(evaluator.info, done, None if ended is None else named(ended))
     # Printed first, so that no numbers are lost if the page cannot be drawn or written.
     if options.json:
-        print_json(found.to_json() | ({} if ended is None else {"error": named(ended)}))
+        print_json(found.to_json())
     else:
         asked = found.info["data_sets"].items()
         print_text("prompts: " + ", ".join(f"{number} of {name}" for name, number in asked) + "\n")

@@ -127,7 +127,9 @@ def html(evaluation: Evaluation) -> str:
         }
         for regime in evaluation.regimes
     ]
-    return page.render(info=evaluation.info, methods=METHODS, notes=NOTES, regimes=regimes)
+    return page.render(
+        info=evaluation.info, methods=METHODS, notes=NOTES, regimes=regimes, error=evaluation.error
+    )
 
 
 def _estimate(value: Estimate | None, digits: int = 2, unit: str = "") -> str:

@@ -99,6 +99,8 @@ class Evaluation:
     info: dict[str, Any]
     """What was measured, on what, and how: `data_sets` has the number of prompts of each."""
     regimes: list[Evaluated]
+    error: dict[str, str] | None = None
+    """Type and message of what ended it early: regimes are missing."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers."""
@@ -106,6 +108,7 @@ class Evaluation:
             "info": self.info,
             "methods": dict(METHODS),
             "regimes": [regime.to_json() for regime in self.regimes],
+            **({} if self.error is None else {"error": self.error}),
         }
 
 

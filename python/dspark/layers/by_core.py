@@ -13,7 +13,7 @@ def check(x: Tensor, start: Tensor | None, shape: torch.Size, dtype: torch.dtype
     """Refuses what torch's products would.
 
     Raises:
-        RequestError: x is not `[rows, inner]`, in this dtype and on the CPU, or start has another dtype, with
+        RequestError: x is not `[rows, inner]` or start not `[rows, cols]`, in this dtype and on the CPU, with
             `shape` (cols, inner).
     """
     if x.shape[1:] != shape[1:] or x.dtype != dtype or not x.is_cpu:
@@ -21,8 +21,14 @@ def check(x: Tensor, start: Tensor | None, shape: torch.Size, dtype: torch.dtype
             f"expected rows of {shape[1]} numbers in {dtype} on the CPU, found {list(x.shape)} in {x.dtype} "
             f"on {x.device}"
         )
-    if start is not None and start.dtype != dtype:
-        raise RequestError(f"a product of {dtype} was to start from {start.dtype}")
+    if start is None:
+        return
+    expected = (x.shape[0], shape[0])
+    if start.shape != expected or start.dtype != dtype or not start.is_cpu:
+        raise RequestError(
+            f"expected a product to start from {list(expected)} in {dtype} on the CPU, found "
+            f"{list(start.shape)} in {start.dtype} on {start.device}"
+        )
 
 
 def multiply(

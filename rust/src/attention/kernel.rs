@@ -52,7 +52,11 @@ impl Element for bf16 {
 pub(super) unsafe fn attend<T: Element>(part: &Part<'_>, kept: &mut Kept) {
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+        let has_512 = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq");
+        if has_512 {
             // SAFETY: the processor has the instructions; the rest is what the caller vouches for.
             return unsafe { attend_512::<T>(part, kept) };
         }
@@ -130,7 +134,9 @@ unsafe fn attend_with<T: Element, V: Lanes<LANES>>(
     }
 
     let seen = layer.reach.of_all(rows, length);
-    let (mut start, end) = (seen.start.max(positions.start), seen.end.min(positions.end));
+    // Tiles begin at multiples of their size, not at the window of the pass's first row: a row is the same to
+    // the last bit whatever rows are before it.
+    let (mut start, end) = ((seen.start / TILE * TILE).max(positions.start), seen.end.min(positions.end));
     while start < end {
         let stop = end.min(start + TILE);
         let at = (start - positions.start) * size..(stop - positions.start) * size;

@@ -149,6 +149,7 @@ impl<T: Element> Pass<T> {
         let mut tasks = Vec::new();
         for (segment, parts) in self.segments.iter().zip(&self.parts) {
             for (head, parts) in parts.iter().enumerate() {
+                parts.begin();
                 let seen = parts.seen(layer.reach, segment);
                 tasks.extend(seen.map(|index| (segment, head, parts, index)));
             }

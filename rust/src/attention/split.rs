@@ -72,6 +72,11 @@ impl Parts {
         Parts { size, kept, ended: AtomicUsize::new(0) }
     }
 
+    /// Begins a layer, also after one that a panic ended halfway.
+    pub(super) fn begin(&self) {
+        self.ended.store(0, Ordering::Relaxed);
+    }
+
     /// The parts that any of the rows sees.
     pub(super) fn seen(&self, reach: Reach, segment: &Segment) -> Range<usize> {
         let seen = reach.of_all(segment.rows, segment.length);
@@ -102,7 +107,6 @@ impl Parts {
         if self.ended.fetch_add(1, Ordering::AcqRel) + 1 < seen.len() {
             return;
         }
-        self.ended.store(0, Ordering::Relaxed);
         // SAFETY: all parts have ended.
         let mut parts = self.kept[seen].iter().map(|kept| unsafe { std::mem::take(&mut *kept.get()) });
         let mut all = parts.next().unwrap_or_default();

@@ -213,6 +213,22 @@ proptest! {
     }
 
     #[test]
+    fn a_row_does_not_depend_on_the_rows_before_it(
+        length in lengths(), rows in 2usize..17, window in prop::option::of(1usize..200), seed in any::<u32>()
+    ) {
+        let heads = Heads { keys: 2, groups: 3, size: 32 };
+        let width = 10 * 32;
+        let reach = Reach { causal: true, window, anchored: false };
+        let input: Vec<f32> = (0..rows * width).map(|i| number(i, seed)).collect();
+        let mut cached = request(heads, length, rows, seed);
+        let all = run(heads, reach, std::slice::from_mut(&mut cached), &input);
+        // The last row alone, behind what the pass has stored.
+        (cached.length, cached.rows) = (length + rows - 1, 1);
+        let alone = run(heads, reach, std::slice::from_mut(&mut cached), &input[(rows - 1) * width..]);
+        prop_assert_eq!(&alone[..], &all[all.len() - alone.len()..]);
+    }
+
+    #[test]
     fn half_precision_is_that_of_its_numbers(length in lengths(), rows in 1usize..9, seed in any::<u32>()) {
         let heads = Heads { keys: 2, groups: 2, size: 32 };
         let reach = Reach { causal: true, window: None, anchored: false };

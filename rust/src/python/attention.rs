@@ -117,13 +117,15 @@ impl PyAttention {
 
 impl PyAttention {
     fn run<T: Element>(&self, py: Python<'_>, pass: &Pass<T>, layer: &Layer) {
-        match &self.workers {
-            Some(workers) if pass.work() >= WORTH_SHARING => {
-                // SAFETY: the caller guarantees valid addresses, and writes to none of them meanwhile.
-                py.detach(|| unsafe { pass.layer(layer, workers) });
-            }
-            // SAFETY: as above.
-            _ => unsafe { pass.layer(layer, &Alone) },
+        if pass.work() < WORTH_SHARING {
+            // SAFETY: the caller guarantees valid addresses, and writes to none of them meanwhile.
+            return unsafe { pass.layer(layer, &Alone) };
         }
+        py.detach(|| match &self.workers {
+            // SAFETY: as above.
+            Some(workers) => unsafe { pass.layer(layer, workers) },
+            // SAFETY: as above.
+            None => unsafe { pass.layer(layer, &Alone) },
+        });
     }
 }
