@@ -104,7 +104,7 @@ def test_cached_calls_equal_those_of_transformers(case: str, tmp_path: Path) -> 
         out = model(ids[None, :20], use_cache=True)
         rows = [out.logits[0]]
         for token in ids[20:]:
-            out = model(token.view(1, 1), past_key_values=out.past_key_values, use_cache=True)
+            out = model(token.view(1, 1), cache=out.cache, use_cache=True)
             rows.append(out.logits[0])
     expected = torch.cat(rows)
     ours = load_target(path)
