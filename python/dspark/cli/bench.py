@@ -22,7 +22,7 @@ from dspark.cli.options import (
     template_options,
 )
 from dspark.cli.show import Progress, print_json, print_text, say, table
-from dspark.cli.unfinished import end_with, named
+from dspark.cli.unfinished import end_with, kept, named
 from dspark.plots import check_plot
 
 if TYPE_CHECKING:
@@ -197,13 +197,7 @@ def _measure(
     """The cells, and what ended the measurement early, if anything did: an hour's cells must not be lost."""
     from dspark.bench.report import HEADER, footnote, report_cell, rows
 
-    reports: list[CellReport] = []
-    ended: BaseException | None = None
-    try:
-        for cell, runs in bench.run(progress):
-            reports.append(report_cell(cell, runs))
-    except (Exception, KeyboardInterrupt) as error:
-        ended = error
+    reports, ended = kept(report_cell(cell, runs) for cell, runs in bench.run(progress))
     progress.clear()
     if reports and not as_json:
         print_text(table([HEADER, *(row for report in reports for row in rows(report))]))

@@ -11,17 +11,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dspark.cli.calibrate import add_regime_options, add_work_options, regimes
 from dspark.cli.options import add_model_options, decoder_options, draft_of, load_models, template_options
 from dspark.cli.show import Progress, print_json, print_text, table
-from dspark.cli.unfinished import end_with, named
+from dspark.cli.unfinished import end_with, kept, named
 from dspark.errors import ConfigError
 from dspark.files import check_writable, write_whole
-
-if TYPE_CHECKING:
-    from dspark.evaluate.run import Evaluated
 
 HELP = "measure a draft against its baselines"
 
@@ -78,13 +74,7 @@ def run(options: argparse.Namespace) -> int:
     progress = Progress(silent=options.json)
     models = load_models(options, progress)
     evaluator = Evaluator(models, sets, params, plan, how, template_options(options))
-    done: list[Evaluated] = []
-    ended: BaseException | None = None
-    try:
-        for regime in evaluator.run(progress):
-            done.append(regime)
-    except (Exception, KeyboardInterrupt) as error:  # what was measured before it must not be lost
-        ended = error
+    done, ended = kept(evaluator.run(progress))
     progress.clear()
     if ended is not None and not done:
         raise ended

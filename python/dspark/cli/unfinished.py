@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 from dspark.cli.show import say
+
+T = TypeVar("T")
+
+
+def kept(results: Iterable[T]) -> tuple[list[T], BaseException | None]:
+    """The results of a measurement, and the error or Ctrl-C that ended it early, if one did."""
+    found: list[T] = []
+    try:
+        for result in results:
+            found.append(result)  # a list made at once would be lost
+    except (Exception, KeyboardInterrupt) as error:
+        return found, error
+    return found, None
 
 
 def named(error: BaseException) -> dict[str, str]:
